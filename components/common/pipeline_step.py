@@ -11,14 +11,18 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from components.common.artifacts import code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.reporting import mlflow_tracking, stage_cost
+from components.common.cost import budgets, stage_cost
+from components.common.cost.budgets import BudgetClock
+from components.common.cost.cost_rates import Figures, format_figures
+from components.common.cost.stage_cost import Cost
+from components.common.reporting import mlflow_tracking
 from components.common.runtime import process_control
 from components.common.runtime.errors import (
     RESUME_HINT,
@@ -34,6 +38,7 @@ from components.common.runtime.reporters import (
     EventLog,
     PlainTextReporter,
     Reporter,
+    parse_event,
 )
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
@@ -61,6 +66,8 @@ class Step:
         events: event log of a local run; None on a cluster.
         cached: whether the step returns an artifact that was already in the store.
         leases: contexts that mark the loaded artifacts as in use until the step ends.
+        spending: the cost of the step, and the budgets that it counts against.
+        figures: the cost of the artifact that the step built, as `CostRates.convert` returns it.
     """
 
     stage: str
@@ -70,6 +77,8 @@ class Step:
     events: EventLog | None = None
     cached: bool = False
     leases: ExitStack = field(default_factory=ExitStack)
+    spending: BudgetClock = field(default_factory=lambda: BudgetClock(budgets.load_meter()))
+    figures: Figures = field(default_factory=dict)
 
     @property
     def run_events_path(self) -> Path | None:
@@ -81,8 +90,14 @@ class Step:
         if self.events:
             self.events.write("result", **values)
 
+    def report_cost(self, cost: Cost) -> None:
+        """Log the known figures of the stage's cost to its MLflow run, and keep them for the links."""
+        self.figures = self.spending.meter.rates.convert(cost)
+        if self.mlflow_run:
+            self.mlflow_run.metrics(mlflow_tracking.extract_metrics({"cost": self.figures}), 0)
+
     def write_links(self, path: str, **digests: str) -> None:
-        """Write a link to the MLflow run and the digests as Markdown for the Kubeflow UI.
+        """Write a link to the MLflow run, the digests and the cost as Markdown for the Kubeflow UI.
 
         Args:
             path: file to write; nothing is written if the path is empty.
@@ -91,6 +106,8 @@ class Step:
         if not path:
             return
         lines = [f"{name.replace('_', ' ')}: {value}" for name, value in digests.items()]
+        if self.figures:
+            lines.append(f"cost: {format_figures(self.figures)}")
         if self.mlflow_run:
             try:
                 lines.insert(0, mlflow_tracking.format_run_link(self.mlflow_run))
@@ -170,6 +187,13 @@ def step_context(stage: str, *, tracked: bool = True) -> Iterator[Step]:
         events.write("finished", cached=step.cached, **clock.read())
 
 
+def sum_run_costs(events: Path) -> Cost:
+    """Return the cost of the steps of a local run that have ended, from the run's events."""
+    lines = events.read_text(encoding="utf-8", errors="replace").splitlines()
+    parsed = filter(None, map(parse_event, lines))
+    return stage_cost.add_costs(event for event in parsed if event["event"] in ("finished", "failed"))
+
+
 def compute_cache_key(stage: str, parameters: Mapping[str, Any]) -> str:
     """Return the key of a step's result: the digest of its parameters and of the stage's code."""
     return hashing.digest({"stage": stage, "code": code_digest.code_sha256(stage), "parameters": dict(parameters)})
@@ -190,12 +214,26 @@ def produce_artifact(
     """
     key = compute_cache_key(stage, parameters)
     with step_context(stage) as step:
-        clock = stage_cost.CostClock()
-        artifact, step.cached = artifact_store.get_or_build(
-            step.workdir.store, stage, key, lambda folder: build(folder, step), step.reporter
-        )
+        store = step.workdir.store
+
+        def build_within_budget(folder: Path) -> Artifact:
+            spent = sum_run_costs(step.events.path) if step.events else stage_cost.read_attempts(store, stage, key)
+            step.spending.meter = step.spending.meter.charge(spent)
+            step.spending.check()
+            try:
+                return build(folder, step)
+            except BaseException:
+                with suppress(Exception):  # the stage's own error takes precedence
+                    stage_cost.record_attempt(store, stage, key, step.spending.read())
+                raise
+
+        artifact, step.cached = artifact_store.get_or_build(store, stage, key, build_within_budget, step.reporter)
         if not step.cached:
-            stage_cost.record_cost(step.workdir.store, stage, artifact.sha256, clock.read())
+            attempts = stage_cost.read_attempts(store, stage, key)
+            total = stage_cost.add_costs([attempts, step.spending.read()])
+            stage_cost.record_cost(store, stage, artifact.sha256, total)
+            stage_cost.discard_attempts(store, stage, key)
+            step.report_cost(total)
         step.report_result(**{artifact.manifest.kind: artifact.sha256})
         if step.mlflow_run:
             if step.cached:

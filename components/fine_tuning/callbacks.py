@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.common.cost.budgets import BudgetClock
 from components.common.runtime.reporters import Reporter
 from components.fine_tuning import checkpoints, sample_answers, training_health
 from components.fine_tuning.config import Recipe
@@ -48,6 +49,8 @@ class TrainingEvents:
         stop: Event that stops the training after the current step.
         get_step_rows: Function that returns the row ids of a step, counted from 1.
         verify_lock: Function that raises BusyError if another training writes to the folder; called before every write.
+        budget: Cost of the training, and the budgets that it counts against.
+        reached_limit: Key and figures of the limit that stopped the training.
         trainer: The trainer, set once it is built.
         on_wrapped: Function called after the trainer has wrapped the model, before it reads rows.
         on_first_step: Function called before the first step.
@@ -59,6 +62,8 @@ class TrainingEvents:
     stop: threading.Event
     get_step_rows: Callable[[int], Sequence[str]]
     verify_lock: Callable[[], None]
+    budget: BudgetClock
+    reached_limit: tuple[str, str] | None = None
     trainer: Trainer = None
     on_wrapped: Callable[[], None] = field(default=lambda: None)
     on_first_step: Callable[[], None] = field(default=lambda: None)
@@ -107,10 +112,15 @@ class TrainingEvents:
             getattr(torch, accelerator.device.type).synchronize()
         self.step_seconds = time.perf_counter() - self.step_start
         self.reporter.progress(state.global_step, state.max_steps, "steps")
-        # All processes stop after the same step, even if only one received the signal.
-        requests = torch.tensor([float(self.stop.is_set())], device=accelerator.device)
+        if self.trainer.is_world_process_zero():
+            self.reached_limit = self.budget.describe_exhausted()
+        # All processes stop after the same step, even if only one received the signal or reached a limit.
+        requests = torch.tensor(
+            [float(self.stop.is_set() or self.reached_limit is not None)], device=accelerator.device
+        )
         if accelerator.reduce(requests, "sum").item():
             control.should_save = control.should_training_stop = True
+            self.stop.set()
 
     def on_log(
         self,
@@ -199,6 +209,7 @@ def build_callback(
     stop: threading.Event,
     get_step_rows: Callable[[int], Sequence[str]],
     verify_lock: Callable[[], None],
+    budget: BudgetClock,
 ) -> TrainingEvents:
     """Return a callback for transformers' Trainer; for the arguments see `TrainingEvents`."""
     from transformers import TrainerCallback
@@ -206,7 +217,7 @@ def build_callback(
     class TrainingCallback(TrainingEvents, TrainerCallback):  # type: ignore[misc] # transformers is untyped here
         """`TrainingEvents`, with no-op handlers for all other events."""
 
-    return TrainingCallback(config, folder, reporter, stop, get_step_rows, verify_lock)
+    return TrainingCallback(config, folder, reporter, stop, get_step_rows, verify_lock, budget)
 
 
 def _list_losses(state: TrainerState) -> list[float]:

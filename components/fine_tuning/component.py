@@ -53,6 +53,7 @@ def fine_tuning(
             initial_adapter=initial,
             launcher_settings=launcher_settings.load_settings(),
             tracked=step.mlflow_run,
+            budget=step.spending,
         )
 
     # The commit instead of the URI: a cached result stays valid when the workdir moves.

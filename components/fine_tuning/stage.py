@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from components.common import launch
 from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.common.cost import stage_cost
+from components.common.cost.budgets import BudgetClock
 from components.common.launch import Command, Launcher, LostJobError
 from components.common.launch.launcher_registry import create_launcher
 from components.common.launch.launcher_settings import LauncherSettings
@@ -75,6 +77,8 @@ def finetune(
     overwrite: bool = False,
     launcher_settings: LauncherSettings | None = None,
     run: RunCommand | None = None,
+    budget: BudgetClock | None = None,
+    peers: int = 1,
 ) -> Artifact:
     """Tune `config.base_model` on the dataset's training split and publish the model in `output`.
 
@@ -92,6 +96,8 @@ def finetune(
         launcher_settings: Launcher and number of nodes. Default: this machine.
         run: Function that runs the training command in separate processes. Default: a training with one process on
             this machine runs in the calling process; other trainings use `launch.run`.
+        budget: Cost of the step so far, and the budgets that the training counts against. Default: no budget.
+        peers: Number of trainings that run at the same time against the same budgets.
 
     Raises:
         ConfigurationError: the recipe cannot run on this machine or with this base model.
@@ -102,6 +108,7 @@ def finetune(
         TrainingError: a loss is not finite, the strategy is not in effect, or the merged model differs.
         LostJobError: the training job was lost, or wrote no weights.
         InterruptedRunError: a signal interrupted the training.
+        BudgetReachedError: a budget is used up; the last step is saved.
     """
     launcher_settings = launcher_settings or LauncherSettings()
     check_launcher(config, launcher_settings)
@@ -130,7 +137,19 @@ def finetune(
             splits = tokenize(dataset, kind, tokenizer, base, recipe, state, reporter)
             check_memory(splits, base, recipe, launcher_settings)
         folders = (splits.folder, work, output, initial_adapter.path if initial_adapter else "")
-        job = TrainingJob(str(base.path), base.sha256, base.uri, recipe.model_dump(), seed, *map(str, folders))
+        splits_path, work_path, output_path, adapter_path = map(str, folders)
+        job = TrainingJob(
+            str(base.path),
+            base.sha256,
+            base.uri,
+            recipe.model_dump(),
+            seed,
+            splits_path,
+            work_path,
+            output_path,
+            adapter_path,
+            budget.dump(peers) if budget else {},
+        )
         with liveness.heartbeat(splits.folder):
             result = _train(job, recipe, tokenizer, reporter, launcher_settings, run)
         _add_tokenizer(tokenizer, base, output)
@@ -414,7 +433,10 @@ def _train(
     job_path = folder / launch.JOB_FILENAME
     artifact_folder.write_atomically(job_path, json.dumps(asdict(replace(job, output=str(weights)))))
     command = Command("components.fine_tuning.worker", [str(job_path)], config.processes // nodes, nodes)
-    outcome = (run or launch.run)(create_launcher(launcher_settings), command, folder, reporter)
+    try:
+        outcome = (run or launch.run)(create_launcher(launcher_settings), command, folder, reporter)
+    finally:
+        stage_cost.collect_job_cost(folder, is_local=launcher_settings.entry.uses_this_machine)
     if not launcher_settings.entry.ends_with_step:
         _move_to_output(weights, Path(job.output))
     return TrainingResult(**outcome["trained"])

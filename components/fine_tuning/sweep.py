@@ -24,6 +24,7 @@ from typing import Any
 from components.common import launch
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.cost.budgets import BudgetClock
 from components.common.launch import (
     ArrayLauncher,
     Command,
@@ -111,6 +112,7 @@ def tune(
     overwrite: bool = False,
     launcher_settings: LauncherSettings | None = None,
     tracked: MlflowReporter | None = None,
+    budget: BudgetClock | None = None,
 ) -> Artifact:
     """Train each recipe of the sweep and publish the best model in `output`; without a sweep, call `stage.finetune`.
 
@@ -118,6 +120,7 @@ def tune(
 
     Args:
         tracked: Parent MLflow run of the recipes' runs.
+        budget: Cost of the step so far, and the budgets that the trainings count against. Default: no budget.
 
     For the other arguments see `stage.finetune`.
 
@@ -135,7 +138,13 @@ def tune(
     for warning in earlier_training.describe_trained_test_rows(dataset, base, initial_adapter):
         reporter.note(warning)
     train = partial(
-        stage.finetune, dataset, seed=seed, state=state, dataset_uri=dataset_uri, launcher_settings=launcher_settings
+        stage.finetune,
+        dataset,
+        seed=seed,
+        state=state,
+        dataset_uri=dataset_uri,
+        launcher_settings=launcher_settings,
+        budget=budget,
     )
     if not config.sweep.vary:
         return train(output, config, reporter=reporter, base=base, initial_adapter=initial_adapter, overwrite=overwrite)
@@ -182,6 +191,7 @@ def tune(
                 launcher_settings,
                 reporter,
                 tracked,
+                budget,
             )
             finished = _publish_best(outcomes, trainings, sorted(config.sweep.vary), output, sweep_key)
     for folder in (work, *folders.values(), *trainings):
@@ -261,6 +271,7 @@ def _train_all(
     launcher_settings: LauncherSettings,
     reporter: Reporter,
     tracked: MlflowReporter | None,
+    budget: BudgetClock | None,
 ) -> list[RecipeOutcome]:
     """Train all recipes and return their outcomes. Raises InterruptedRunError, or an error not caused by a recipe."""
     # On this machine each concurrent recipe gets its own accelerators; elsewhere the scheduler assigns them.
@@ -274,7 +285,8 @@ def _train_all(
         # With a job array, the scheduler limits the number of concurrent jobs, even after this process ends.
         threads, submission = len(recipes), ArraySubmission({*recipes}, array, parallel, stop)
     free_environments = list(islice(cycle(environments), threads))
-    sweep = _RunningSweep(train, recipes, reporter, tracked, stop, free_environments, submission)
+    train = partial(train, peers=min(parallel, len(recipes)))
+    sweep = _RunningSweep(train, recipes, reporter, tracked, stop, free_environments, submission, budget)
     reporter.step(f"training {len(recipes)} recipes, {min(parallel, len(recipes))} at once")
     with process_control.handle_stop_signals(stop.save_requested), ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(sweep.train_recipe, name, recipe, outputs[name]) for name, recipe in recipes.items()]
@@ -315,6 +327,7 @@ class _RunningSweep:
     stop: StopRequest
     free_environments: list[dict[str, str]]
     submission: ArraySubmission | None
+    budget: BudgetClock | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     reporter_lock: threading.Lock = field(default_factory=threading.Lock)
     steps_done: dict[str, int] = field(default_factory=dict)
@@ -330,6 +343,8 @@ class _RunningSweep:
             try:
                 if self.stop.is_start_blocked:
                     raise NotStartedError("the recipe has not started", hint=RESUME_HINT)
+                if self.budget:
+                    self.budget.check()
                 if (output / artifact_folder.MANIFEST_FILENAME).exists():
                     try:
                         artifact_folder.read(output)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.common.cost import budgets
+from components.common.cost.budgets import BudgetClock, BudgetReachedError
 from components.common.models import adapter_merging, compute_devices, model_loading, model_shape, resource_formulas
 from components.common.models.model_loading import LocalBaseModel
 from components.common.runtime import process_control
@@ -55,7 +57,7 @@ LOCK_WAIT_SECONDS = job_folders.LOCK_STALE_AFTER_SECONDS + 30.0  # for a trainin
 class TrainingJob:
     """Inputs of a training, serializable for another process.
 
-    `tokens`, `state`, `output` and `initial_adapter` are paths of folders.
+    `tokens`, `state`, `output` and `initial_adapter` are paths of folders. `budget` is the result of `BudgetClock.dump`.
     """
 
     base_path: str
@@ -67,6 +69,7 @@ class TrainingJob:
     state: str
     output: str
     initial_adapter: str = ""
+    budget: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         EngineMissingError: a package that the recipe needs is not installed.
         TrainingError: a loss is not finite, the strategy is not in effect, or the merged model differs.
         InterruptedRunError: SIGTERM or SIGINT interrupted the training; its last step is saved.
+        BudgetReachedError: a budget is used up; the last step is saved.
         BusyError: another training holds the lock, or took it over from this one.
     """
     if os.environ.get("RANK", "0") != "0":
@@ -151,6 +155,7 @@ def _train(
     """Train without a lock; `verify_lock` is called before every write."""
     import psutil
 
+    budget = BudgetClock.load(job.budget, int(os.environ.get("WORLD_SIZE", "1")))
     timer = StartupTimer()
     config, state = Recipe.model_validate(job.config), Path(job.state)
     silence_libraries()
@@ -191,7 +196,7 @@ def _train(
             state, reporter, lambda saved: config.strategy != "zero3" or not _is_finished(saved, config)
         )
         rows = _build_row_lookup(splits, config, job.seed)
-        events = callbacks.build_callback(config, state, reporter, stop, rows, verify_lock)
+        events = callbacks.build_callback(config, state, reporter, stop, rows, verify_lock, budget)
         trainer = _build_trainer(model, reference, tokenizer, splits, config, settings, arguments, job, events)
 
     def verify_first_step() -> None:
@@ -209,7 +214,13 @@ def _train(
     reporter.step("training")
     with process_control.handle_stop_signals(stop):  # on preemption or requeue the current step is finished and saved
         _run_trainer(trainer, checkpoint, config, splits)
-    if stop.is_set() and not _is_finished(vars(trainer.state), config):
+    is_unfinished = not _is_finished(vars(trainer.state), config)
+    if events.reached_limit and is_unfinished:
+        key, figures = events.reached_limit
+        raise BudgetReachedError(
+            f"{figures}; training is saved after step {trainer.state.global_step}", hint=budgets.describe_remedy(key)
+        )
+    if stop.is_set() and is_unfinished:
         raise InterruptedRunError(
             f"training was interrupted after step {trainer.state.global_step} and is saved",
             hint="Run the same command again to resume from that step.",

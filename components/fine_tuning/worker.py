@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from components.common.artifacts import artifact_folder
+from components.common.cost import stage_cost
+from components.common.cost.stage_cost import CostClock
 from components.common.launch import EVENTS_FILENAME, OUTCOME_FILENAME, LostJobError, get_outcome_filename
 from components.common.runtime import process_control
 from components.common.runtime.errors import RESUME_HINT, TunelineError, translate_system_error, wrap_unexpected_error
@@ -35,6 +37,7 @@ LOST_PEER_MESSAGES = (
 def main(path: str) -> int:
     """Train the job in this file. Return 0, or the exit code of the error, which is written to an outcome file."""
     folder, rank = Path(path).parent, int(os.environ.get("RANK", "0"))
+    clock = CostClock()
     reporter: Reporter = SilentReporter() if rank else EventLog(folder / EVENTS_FILENAME, STAGE)
     job = TrainingJob(**json.loads(Path(path).read_text(encoding="utf-8")))
     try:
@@ -51,6 +54,9 @@ def main(path: str) -> int:
         outcome = {"error": reported.as_dict(), "exit_code": reported.exit_code}
         artifact_folder.write_atomically(folder / get_outcome_filename(rank), json.dumps(outcome))
         return reported.exit_code
+    finally:
+        if not rank:
+            stage_cost.write_job_cost(folder, clock, int(os.environ.get("WORLD_SIZE", "1")))
     if not rank:
         artifact_folder.write_atomically(folder / OUTCOME_FILENAME, json.dumps({"trained": asdict(result)}))
     return 0

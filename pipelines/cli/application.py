@@ -62,8 +62,8 @@ PlatformOption = Annotated[
         "-p",
         "--platform",
         readable=False,
-        help="platform.yaml whose `launcher` section configures the launcher of the training job. "
-        "Default: the settings in TUNELINE_LAUNCHER.",
+        help="platform.yaml with the launcher of the training job (default: the settings in TUNELINE_LAUNCHER), and "
+        "with prices, power and team budgets for the cost of a run (default: not known).",
     ),
 ]
 LauncherOption = Annotated[

@@ -21,6 +21,7 @@ from pipelines.cli import (
     doctor,
     run_history,
     comparison,
+    costs,
     stage_commands,
     registry,
     verification,

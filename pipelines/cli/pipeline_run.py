@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from components.common.runtime.reporters import Reporter
     from pipelines.config.customization_chain import ChainedCustomization
     from pipelines.config.customization_config import Customization
+    from pipelines.config.platform_config import Platform
 
 
 @app.command()
@@ -64,8 +65,10 @@ def run(
     configurations are all checked first; they run in sequence until the gate refuses a model.
     """
     from pipelines.config.customization_chain import load_chain
+    from pipelines.config.platform_config import Platform, load_platform
 
     chain, settings = load_chain(configs, sets), load_launcher(platform, launcher)
+    target = load_platform(platform) if platform else Platform()
     from components.fine_tuning import acceleration
 
     if settings.entry.uses_this_machine:  # torch is imported only for recipes with requirements
@@ -74,11 +77,21 @@ def run(
             acceleration.check_machine(recipe)
     if dry_run:
         os.environ.update(launcher_settings.to_environment(settings), TOKENIZERS_PARALLELISM="false")
+        from pipelines.planning import cost_estimate
         from pipelines.planning.dry_run import estimate_run, format_estimate
 
         with open_workdir("dry run", as_json, workdir, tracking_uri) as (reporter, work):
-            results = [estimate_run(link.customization, work, reporter) for link in chain]
-        _print_results(results, configs, as_json, format_estimate)
+            results = [
+                cost_estimate.add_cost(
+                    estimate_run(link.customization, work, reporter), link.customization, work, target
+                )
+                for link in chain
+            ]
+
+        def format_dry_run(result: dict[str, Any]) -> list[str]:
+            return [*format_estimate(result), cost_estimate.format_cost(result["cost"])]
+
+        _print_results(results, configs, as_json, format_dry_run)
         return 0
     from pipelines.runs import run_summary
 
@@ -86,7 +99,7 @@ def run(
         with open_workdir("checks", as_json, workdir) as (reporter, work):
             for link in chain[1:]:
                 _check_inputs(link.customization, work, reporter)
-    results = _run_chain(chain, Workdir(workdir.absolute()), as_json, tracking_uri, settings)
+    results = _run_chain(chain, Workdir(workdir.absolute()), as_json, tracking_uri, settings, target)
     _print_results(results, configs, as_json, run_summary.format_run)
     return EXIT_REFUSED if fail_on_refusal and results[-1]["verdict"] == "refused" else 0
 
@@ -107,7 +120,12 @@ def _check_inputs(customization: Customization, work: Workdir, reporter: Reporte
 
 
 def _run_chain(
-    chain: Sequence[ChainedCustomization], work: Workdir, as_json: bool, tracking_uri: str, settings: LauncherSettings
+    chain: Sequence[ChainedCustomization],
+    work: Workdir,
+    as_json: bool,
+    tracking_uri: str,
+    settings: LauncherSettings,
+    target: Platform,
 ) -> list[dict[str, Any]]:
     """Run the customizations in sequence until a gate refuses a model, and return the results of the runs."""
     from pipelines.config.customization_chain import replace_base_model
@@ -120,7 +138,15 @@ def _run_chain(
             model = Path(results[-1]["artifacts"]["model"])
             customization = replace_base_model(customization, f"{STORE_PREFIX}{model.name}")
         results.append(
-            local_runner.run(customization, work, quiet=as_json, tracking_uri=tracking_uri or None, launcher=settings)
+            local_runner.run(
+                customization,
+                work,
+                quiet=as_json,
+                tracking_uri=tracking_uri or None,
+                launcher=settings,
+                rates=target.cost_rates,
+                team_budgets=target.team_budgets,
+            )
         )
         if results[-1]["verdict"] == "refused":
             break

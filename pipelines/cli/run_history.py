@@ -50,7 +50,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs of the workdir, or show the progress, stage results and error of one run."""
-    from pipelines.runs import run_folder, run_status
+    from pipelines.runs import run_costs, run_folder, run_status
 
     work = Workdir(workdir.absolute())
     runs = run_folder.list_runs(work)
@@ -65,7 +65,7 @@ def status(
     if watch:
         with _stop_on_interrupt():
             _watch(run, quiet=as_json)
-    detail = run_status.describe_run(run)
+    detail = {**run_status.describe_run(run), "cost": run_costs.summarize_costs(run)}
     print_result(detail, as_json, _format_detail(detail))
 
 
@@ -168,6 +168,8 @@ def _format_row(row: dict[str, Any]) -> str:
 
 
 def _format_detail(detail: dict[str, Any]) -> list[str]:
+    from pipelines.runs.run_costs import format_costs
+
     lines = [_format_row(detail), ""]
     for stage in detail["stages"]:
         seconds = "" if stage["cached"] else f"{stage['seconds']:8.1f} s"
@@ -177,7 +179,8 @@ def _format_detail(detail: dict[str, Any]) -> list[str]:
         lines += ["", f"{where}{error['message']}", *([f"  {error['hint']}"] if error.get("hint") else [])]
     elif detail["state"] == "killed":
         lines += ["", "the run's process was killed; resume the run with the same `tuneline run`"]
-    lines += ["", *([f"report: {detail['report']}"] if detail["report"] else [])]
+    lines += ["", f"cost: {format_costs(detail['cost'])}"]
+    lines += [*([f"report: {detail['report']}"] if detail["report"] else [])]
     return [*lines, f"logs:   tuneline logs {detail['run']}   (in {detail['logs']})"]
 
 

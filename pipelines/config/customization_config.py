@@ -5,6 +5,7 @@ This module copies the values that sections share.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.common.artifacts import output_paths
+from components.common.cost.budgets import Budget
 from components.common.runtime.errors import ConfigurationError, UsageError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import (
@@ -62,6 +64,12 @@ class Customization(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    team: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,63}$",
+        exclude_if=operator.not_,
+        description="Team that the cost of the runs is charged to, for `tuneline costs` and `team_budgets` in platform.yaml.",
+    )
     seed: int = Field(42, ge=0, lt=2**32, description="Seed for the split, the training and the confidence intervals.")
     data_curation: DataCurationConfig = Field(
         DataCurationConfig(), description="Data curation: from raw text to clean splits."
@@ -71,6 +79,12 @@ class Customization(BaseModel):
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tasks, metrics and the promotion gate.")
     triton_packaging: TritonPackagingConfig = Field(TritonPackagingConfig(), description="Package for Triton.")
     model_registry: ModelRegistryConfig = Field(ModelRegistryConfig(), description="Registered model and promotion.")
+    budget: Budget = Field(
+        Budget(),
+        exclude_if=lambda budget: budget == Budget(),
+        description="Limits of a run, its earlier attempts included. A training that reaches one saves a checkpoint and "
+        "exits with status 75.",
+    )
 
     @classmethod
     def load(cls, path: str | Path | None = None, **sections: object) -> Customization:

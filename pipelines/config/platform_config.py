@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from components.common.artifacts import object_storage
+from components.common.cost.budgets import Budget
+from components.common.cost.cost_rates import CostRates, Power, Prices
 from components.common.launch.kubernetes.pod_scheduling import (
     MOUNT_PATH_PATTERN,
     VOLUME_NAME_PATTERN,
@@ -435,6 +437,23 @@ class Platform(StrictModel):
         LauncherSettings(), description="Launcher of fine-tuning. Default: the pod of the step."
     )
     run: RunSettings = Field(RunSettings(), description="Service account, timeout and cleanup of runs.")
+    prices: Prices = Field(Prices(), description="Prices for the cost of runs, see docs/costs.md.")
+    power: Power = Field(Power(), description="Power for estimated energy, where no counter measures it.")
+    pue: float = Field(
+        1.0,
+        ge=1,
+        description="Power usage effectiveness of the data center: total power ÷ power of the machines. Multiplies energy.",
+    )
+    team_budgets: dict[str, Budget] = Field(
+        {},
+        description="Limits of the runs of a team in a workdir and calendar month, by `team` of customization.yaml, for "
+        "example {search: {gpu_hours: 500}}.",
+    )
+
+    @property
+    def cost_rates(self) -> CostRates:
+        """Prices and power of the environment."""
+        return CostRates(prices=self.prices, power=self.power, pue=self.pue)
 
     @field_validator("store")
     @classmethod

@@ -114,7 +114,8 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
     """
     default = run_parameters.default_parameters(config)
     compiled = json.dumps(default, sort_keys=True)
-    configure = partial(pod_spec.configure_task, platform=platform)
+    budget = config.budget if config.budget.limits else None
+    configure = partial(pod_spec.configure_task, platform=platform, budget=budget)
 
     @dsl.pipeline(
         name="tuneline-customization",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from components.common.cost import budgets
+from components.common.cost.budgets import Budget, BudgetAccount, SpendingMeter
 from components.common.launch import launcher_settings
 from components.common.launch.kubernetes.pod_scheduling import Claim
 from components.common.launch.launcher_settings import LauncherSettings
@@ -29,6 +31,7 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 # OpenSSL and Go read the first; requests, curl, botocore and git use their own CA bundles by default.
 CA_BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "GIT_SSL_CAINFO")
 LAUNCHER_STEPS = ("fine-tuning", "resolve", "plan-one")  # the launcher is part of the training's cache key
+BUDGET_STEPS = ("fine-tuning",)  # pods do not know the cost of one another
 MAX_RETRY_INTERVAL = "3600s"
 
 
@@ -44,8 +47,10 @@ def pipeline_config(platform: Platform | None) -> dsl.PipelineConfig | None:
     )
 
 
-def configure_task(task: dsl.PipelineTask, platform: Platform | None, *, cached: bool = True) -> dsl.PipelineTask:
-    """Set a task's title, its caching and, with a platform, its pod. Return the task."""
+def configure_task(
+    task: dsl.PipelineTask, platform: Platform | None, *, cached: bool = True, budget: Budget | None = None
+) -> dsl.PipelineTask:
+    """Set a task's title, its caching and, with a platform, its pod and the budget of its step. Return the task."""
     from kfp import kubernetes
 
     name = task.component_spec.name
@@ -68,6 +73,8 @@ def configure_task(task: dsl.PipelineTask, platform: Platform | None, *, cached:
         kubernetes.set_image_pull_policy(task, platform.images.pull_policy)
     _mount_volumes(task, platform)
     variables = _list_variables(name, platform, resources)
+    accounts = [BudgetAccount(name="budget", budget=budget)] if budget and name in BUDGET_STEPS else []
+    variables |= budgets.to_environment(SpendingMeter(rates=platform.cost_rates, accounts=accounts))
     # Kubernetes does not define which of two equal names takes precedence; a variable from a secret is set only once.
     for variable in sorted(variables.keys() - platform.secrets.keys()):
         task.set_env_variable(variable, variables[variable])

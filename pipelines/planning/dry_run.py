@@ -24,11 +24,11 @@ import psutil
 from components.common import pipeline_step
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Manifest
+from components.common.cost import stage_cost
 from components.common.launch import launcher_settings
 from components.common.models import model_loading, resource_formulas
 from components.common.models.model_loading import ModelOutline
 from components.common.models.model_shape import ModelShape
-from components.common.reporting import stage_cost
 from components.common.row_comparison import training_overlap
 from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError, TunelineError

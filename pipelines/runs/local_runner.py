@@ -9,13 +9,16 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from components.common.cost import budgets
+from components.common.cost.budgets import Budget
+from components.common.cost.cost_rates import CostRates
 from components.common.launch import launcher_settings
 from components.common.launch.launcher_settings import LauncherSettings
 from components.common.reporting import mlflow_tracking
@@ -30,7 +33,7 @@ from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from pipelines.config.customization_config import Customization
-from pipelines.runs import run_folder
+from pipelines.runs import run_costs, run_folder
 from pipelines.runs.run_folder import Run
 from pipelines.steps import registry_outcome
 from pipelines.steps.stage_names import CONDITIONAL_STAGES, REPORTED_STAGES, STAGE_LABELS
@@ -108,6 +111,8 @@ def run(
     quiet: bool,
     tracking_uri: str | None = None,
     launcher: LauncherSettings | None = None,
+    rates: CostRates | None = None,
+    team_budgets: Mapping[str, Budget] | None = None,
 ) -> Json:
     """Run the customization and return the object that `tuneline run --json` prints.
 
@@ -115,9 +120,12 @@ def run(
         quiet: Show no progress.
         tracking_uri: The MLflow server; default: a database in the workdir.
         launcher: The launcher of the training; default: from the environment.
+        rates: Prices and power, for the cost of the run; default: not known.
+        team_budgets: Budgets per month by team.
 
     Raises:
         TunelineError: a step failed; the error contains its stage.
+        BudgetReachedError: a budget is used up.
         UsageError: another run has locked the workdir.
     """
     started = time.monotonic()
@@ -125,7 +133,11 @@ def run(
         reporter = reporters.create_console_reporter(quiet=quiet)
         _close_stale_runs(workdir, reporter)
         process_control.adopt_orphans()
+        meter = run_costs.build_meter(workdir, config, rates or CostRates(), team_budgets or {})
+        for sentence in meter.list_unmeasurable():
+            reporter.note(sentence)
         current = run_folder.create_run(workdir)
+        current.update(team=config.team, model=config.model_registry.name, rates=meter.rates.model_dump(mode="json"))
         environment = dict(os.environ)  # restored afterwards; the steps inherit the changes
         variables = {
             "TUNELINE_WORKDIR": str(workdir.root),
@@ -139,7 +151,7 @@ def run(
         }
         try:
             variables |= launcher_settings.to_environment(launcher or launcher_settings.load_settings())
-            os.environ.update(variables)
+            os.environ.update(variables | budgets.to_environment(meter))
             return _run_tracked(config, workdir, EventListener(current, reporter), started)
         except BaseException as error:
             current.reserve.unlink(missing_ok=True)
@@ -201,6 +213,8 @@ def _run_tracked(config: Customization, workdir: Workdir, listener: EventListene
             status = "KILLED" if _is_interruption(error) else "FAILED"
             current.update(tracking_open=not mlflow_tracking.close_abandoned_run(uri, current.name, status))
         raise
+    result["cost"] = run_costs.summarize_costs(current, result)
+    mlflow_tracking.log_metrics(parent, {"cost": result["cost"]})
     mlflow_tracking.end_run(parent, "FINISHED")
     current.update(status="finished", ended=time.time(), result=result, tracking_open=False)
     return result

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pipelines.runs import run_costs
+
 
 def format_run(result: dict[str, Any]) -> list[str]:
     """Return lines with the stages, the verdict and its reasons, the report, and the commands that use the model."""
@@ -30,6 +32,7 @@ def format_run(result: dict[str, Any]) -> list[str]:
         lines.append(f"chat with the model: {command} chat {artifacts['repository']}")
         lines.append(f"serve the model: {command} serve {artifacts['repository']}")
     lines.append(f"browse the runs: make ui   (or: mlflow ui --backend-store-uri {registered['tracking_uri']})")
+    lines.append(f"cost: {run_costs.format_costs(result['cost'])}")
     cached = ", ".join(stage["name"] for stage in stages if stage["cached"])
     return [*lines, f"total: {result['seconds']:.0f} s" + (f"; cached: {cached}" if cached else "")]
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.cost import budgets, stage_cost
 from components.common.personal_data import mask
 from components.common.pipeline_step import STAGE_BY_ARTIFACT, Step
-from components.common.reporting import mlflow_tracking, stage_cost
+from components.common.reporting import mlflow_tracking
 from components.common.runtime import reporters
 from components.common.workspace import artifact_store
 from pipelines.steps import registry_outcome, report_page
@@ -50,7 +51,7 @@ def collect_report_data(
     for line in _read_lines(events) if events else ():
         event = reporters.parse_event(line)
         if event and event["event"] == "finished":
-            stages.append({"name": event["stage"], "cached": bool(event["cached"]), **_select_cost(event)})
+            stages.append({"name": event["stage"], "cached": bool(event["cached"]), **stage_cost.add_costs([event])})
     costs = {
         STAGE_BY_ARTIFACT[kind]: spent
         for kind, artifact in found.items()
@@ -98,9 +99,10 @@ def collect_report_data(
         "package": package,
         "lineage": _list_links(found, version, registered),
         "stages": stages,
-        "spent": _sum_costs(stages) if events else None,
+        "spent": stage_cost.add_costs(stages) if events else None,
         "costs": costs,
-        "cost_to_make": _sum_costs(costs.values()),
+        "cost_to_make": stage_cost.add_costs(costs.values()),
+        "rates": budgets.load_meter().rates.model_dump(mode="json"),
         "produced_by": model.manifest.produced_by,
         "recipe": {"seed": model.manifest.seed, **model.manifest.config},
     }
@@ -183,18 +185,6 @@ def _list_links(found: Mapping[str, Artifact], version: Values, registered: Valu
         if link["kind"] == "dataset":
             link["uri"] = str(version.get("uri", ""))
     return links
-
-
-def _select_cost(values: Values) -> stage_cost.Cost:
-    return {name: float(values[name]) for name in ("seconds", "cpu_seconds", "gpu_seconds")}
-
-
-def _sum_costs(costs: Iterable[Values]) -> stage_cost.Cost:
-    """Add costs in milliseconds, so that the order does not change the sum."""
-    total: Counter[str] = Counter()
-    for values in costs:
-        total.update({name: round(value * 1000) for name, value in _select_cost(values).items()})
-    return {name: total[name] / 1000 for name in ("seconds", "cpu_seconds", "gpu_seconds")}
 
 
 def publish_report(step: Step, digests: Mapping[str, str], version: Values, registered: Values, shown: str) -> None:

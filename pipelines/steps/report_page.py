@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from components.common.cost.cost_rates import CostRates
 from components.common.reporting import html_report
 from components.common.reporting.mlflow_tracking import flatten
 from pipelines.steps.stage_names import REPORTED_STAGES
@@ -224,6 +225,9 @@ def _render_cost(record: Record) -> str:
     if is_local:
         costs.append(("all steps of this run", "", record["spent"]))
     costs.append(("all artifacts of this run", "built in this or earlier runs", record["cost_to_make"]))
+    rates = CostRates.model_validate(record["rates"])
+    figures = [rates.convert(cost) for _, _, cost in costs]
+    head = ["stage", "", "wall seconds", "CPU hours", "GPU hours"]
     rows = [
         [stage, note, cost["seconds"], cost["cpu_seconds"] / 3600, cost["gpu_seconds"] / 3600]
         for stage, note, cost in costs
@@ -232,5 +236,13 @@ def _render_cost(record: Record) -> str:
         "CPU time is summed over cores and child processes. GPU time is wall time on every GPU in use. "
         "The time of killed steps is not included."
     )
-    head = ["stage", "", "wall seconds", "CPU hours", "GPU hours"]
+    for title, name in (("kWh", "kwh"), (f"cost, {rates.prices.currency or 'no currency'}", "cost")):
+        if any(values[name] is not None for values in figures):  # an unknown figure is left out instead of zero
+            head.append(title)
+            rows = [[*row, values[name]] for row, values in zip(rows, figures, strict=True)]
+    unpriced = sorted({name.replace("_", " ") for values in figures for name in values["unpriced"]})
+    if unpriced and any(values["cost"] is not None for values in figures):
+        note += f" The cost leaves out {', '.join(unpriced)}, whose price is not set."
+    if any(values["energy"] == "estimated" for values in figures):
+        note += " Energy is estimated from power and time."
     return html_report.render_table(head, rows) + html_report.render_paragraph(note, "soft")

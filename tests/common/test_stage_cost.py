@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from components.common.reporting import stage_cost
+from components.common.cost import stage_cost
 
 BUSY_PROGRAM = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
 

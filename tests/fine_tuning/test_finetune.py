@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.cost.budgets import Budget, BudgetAccount, BudgetClock, BudgetReachedError, SpendingMeter
 from components.common.models import model_loading
 from components.common.runtime.errors import BusyError, ConfigurationError, InputError, TrainingError
 from components.common.runtime.reporters import SilentReporter
@@ -229,3 +230,24 @@ def test_model_and_tokenizer_load_once_and_startup_times_are_recorded(
     assert sorted(loaded) == ["AutoModelForCausalLM", "AutoTokenizer"]
     assert set(model.manifest.summary["startup"]) == {"tokens", "import", "load", "prepare", "total"}
     assert "startup: import, s" in (model.path / "report.html").read_text()
+
+
+def test_training_that_reaches_its_budget_is_saved_and_resumes_to_equal_weights(
+    tiny: Path, dataset: Artifact, tmp_path: Path
+) -> None:
+    def tune_within(hours: float) -> Artifact:
+        meter = SpendingMeter(accounts=[BudgetAccount(name="budget", budget=Budget(hours=hours))])
+        output, state = tmp_path / "budgeted" / "model", tmp_path / "budgeted" / "state"
+        return finetune(
+            dataset, output, recipe(tiny), seed=3, state=state, reporter=SilentReporter(), budget=BudgetClock(meter)
+        )
+
+    for step in (1, 2):
+        with pytest.raises(
+            BudgetReachedError, match=rf"budget.hours is used up: .* is saved after step {step}$"
+        ) as error:
+            tune_within(hours=1e-9)
+        assert error.value.exit_code == 75
+    resumed = tune_within(hours=1)
+    assert resumed.manifest.summary["resumed_from"] == 2
+    assert resumed.sha256 == tune(dataset, tiny, tmp_path / "whole" / "model").sha256

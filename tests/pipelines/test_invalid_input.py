@@ -1106,6 +1106,12 @@ DATA_VERSIONING_ERRORS = {
     "the DVC remote … has missing or damaged objects: …": ("artifact_damaged", 1),
     "objects of … at … are missing from the DVC remote of … or damaged: …": ("artifact_damaged", 1),
 }
+COST_ERRORS = {  # the tests are in test_costs.py and in tests/fine_tuning/test_finetune.py
+    "budget.hours is used up: … of …; no further stage starts": ("budget", 75),
+    "budget.hours is used up: … of …; training is saved after step …": ("budget", 75),
+    "the estimated cost exceeds the budget: budget.hours is …; the estimate is …": ("configuration", 2),
+    "--since is 'yesterday'; expected a day as YYYY-MM-DD": ("usage", 2),
+}
 REMOTE_RUN_ERRORS = {  # the test is in test_runs.py
     "another run (process … on …, last heartbeat … seconds ago) holds …": ("usage", 2),
     "… runs on …, not on this machine": ("usage", 2),
@@ -1547,6 +1553,7 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
         **expected,
         **CAPTURE_ERRORS,
         **COMPARISON_ERRORS,
+        **COST_ERRORS,
         **CURATION_ERRORS,
         **DATA_VERSIONING_ERRORS,
         **REMOTE_RUN_ERRORS,

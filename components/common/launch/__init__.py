@@ -280,7 +280,7 @@ def _watch(
                 raise InterruptedRunError("interrupted before the job had work to save", hint=RESUME_HINT) from None
             raise
         is_lost = isinstance(error, (LostJobError, JobEndedError))  # else the training stated its own error
-        may_resume = error.exit_code == EXIT_INTERRUPTED or (status.state == "ended" and is_lost)
+        may_resume = error.kind == InterruptedRunError.kind or (status.state == "ended" and is_lost)
         if is_last or status.state == "cancelled" or not may_resume:
             raise
         reporter.note(

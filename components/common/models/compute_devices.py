@@ -116,9 +116,25 @@ def get_peak_flops(device_title: str) -> float | None:
     Args:
         device_title: name of the device, as returned by `get_device_name`.
     """
+    name = _find_driver_name(device_title)
+    return PEAK_BF16_FLOPS[name] if name else None
+
+
+def get_design_watts(device_title: str) -> float | None:
+    """Return the thermal design power of a device in watts; None if accelerators.yaml has none for it.
+
+    Args:
+        device_title: name of the device, as returned by `get_device_name`.
+    """
+    name = _find_driver_name(device_title)
+    return next((a.watts for a in load_accelerators().values() if name and a.driver == name), None)
+
+
+def _find_driver_name(device_title: str) -> str | None:
+    """Return the longest driver name in accelerators.yaml that the device's name contains."""
     plain = device_title.upper().replace("-", " ").replace("GAUDI ", "GAUDI")
     matches = [name for name in PEAK_BF16_FLOPS if re.search(rf"\b{name.upper()}\b", plain)]
-    return PEAK_BF16_FLOPS[max(matches, key=len)] if matches else None
+    return max(matches, key=len) if matches else None
 
 
 def get_peak_memory_bytes(device: str) -> int:

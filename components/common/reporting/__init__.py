@@ -1,1 +1,1 @@
-"""Reports of a run: progress and events, HTML report elements, MLflow tracking, and the cost of a stage."""
+"""Reports of a run: progress and events, HTML report elements, and MLflow tracking."""

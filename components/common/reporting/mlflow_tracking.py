@@ -23,8 +23,8 @@ from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime import url_credentials
 from components.common.runtime.errors import (
+    EXIT_INTERRUPTED,
     EngineMissingError,
-    InterruptedRunError,
     UsageError,
     get_first_line,
     translate_system_error,
@@ -314,6 +314,15 @@ def _create_run(name: str, tags: Mapping[str, str], artifact_root: Path | None =
         return client, client.create_run(experiment_id, run_name=name, tags=all_tags)
 
 
+def log_metrics(run_id: str, summary: Mapping[str, Any]) -> None:
+    """Log the numbers of a summary to a run.
+
+    Raises:
+        EngineMissingError: the server does not answer or rejects the request.
+    """
+    MlflowReporter(connect().MlflowClient(), run_id).metrics(extract_metrics(summary), 0)
+
+
 def end_run(run_id: str, status: str) -> None:
     """Close a run as FINISHED, FAILED or KILLED.
 
@@ -501,8 +510,8 @@ def _close_at_end(client: MlflowClient, run: Run) -> Iterator[MlflowReporter]:
     except TrackingUnavailableError:
         raise  # the server does not answer, so the status cannot be recorded
     except BaseException as error:
-        # An interruption of another process is an error with the kind, but not the class, of InterruptedRunError.
-        is_interrupted = isinstance(error, KeyboardInterrupt) or getattr(error, "kind", "") == InterruptedRunError.kind
+        # An interruption of another process is an error with the exit code, but not the class, of InterruptedRunError.
+        is_interrupted = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", 0) == EXIT_INTERRUPTED
         with suppress(Exception):  # the stage's own error takes precedence
             client.set_terminated(run.info.run_id, "KILLED" if is_interrupted else "FAILED")
         raise

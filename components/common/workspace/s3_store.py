@@ -37,6 +37,7 @@ USED_FOLDER, REMOVING_FOLDER = "used", "removing"
 RESERVED_FOLDERS = (  # folders that are not artifacts
     "keys",
     "costs",
+    "attempts",
     "pins",
     "signatures",
     "certificates",

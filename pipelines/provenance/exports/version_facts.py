@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.cost import stage_cost
 from components.common.models.model_loading import LocalBaseModel
-from components.common.reporting import stage_cost
 from components.fine_tuning import model_card
 from components.model_registry import policy_checks
 from components.model_registry.stage import RegisteredModel, get_registered

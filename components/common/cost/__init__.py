@@ -1,0 +1,1 @@
+"""Cost of the stages: measured time and energy, prices, budgets."""

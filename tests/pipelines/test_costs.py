@@ -1,0 +1,198 @@
+"""Recorded costs of runs, their budgets, and `tuneline costs`. Runs are folders that the tests write."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.common.artifacts import artifact_folder
+from components.common.cost.budgets import Budget
+from components.common.cost.cost_rates import CostRates, Prices
+from components.common.runtime.errors import ConfigurationError
+from components.common.workspace.artifact_store import Workdir
+from pipelines.config.customization_config import Customization, parse_values
+from pipelines.config.platform_config import Platform
+from pipelines.planning import cost_estimate
+from pipelines.runs import run_costs
+from pipelines.runs.run_folder import Run
+from tests.pipelines.command import answer, answer_in_process, refusal, run_in_process, tuneline
+from tests.pipelines.project import run
+
+HOUR = 3600.0
+PRICES = "prices: {cpu_hour: 2, kwh: 1, gib_month: 3, currency: EUR}\npower: {cpu_core_watts: 500}\n"
+RATES = CostRates(prices=Prices(cpu_hour=2.0, currency="EUR"))
+
+
+def write_run(
+    workdir: Path,
+    name: str,
+    stages: dict[str, dict[str, Any]],
+    status: str = "finished",
+    customization: Customization | None = None,
+    **values: Any,
+) -> Run:
+    """Write the folder of a run: its state, configuration, and one start and end for each stage."""
+    folder = workdir / "runs" / name
+    folder.mkdir(parents=True)
+    recorded = {"status": status, "started": time.time() - HOUR, "ended": time.time(), "where": "elsewhere", **values}
+    (folder / "run.json").write_text(json.dumps(recorded))
+    if customization:
+        (folder / "customization.yaml").write_text(yaml.safe_dump(customization.model_dump(mode="json")))
+    with (folder / "events.jsonl").open("w") as file:
+        for stage, cost in stages.items():
+            end = {"event": "finished", "seconds": 0.0, "cpu_seconds": 0.0, "gpu_seconds": 0.0, **cost}
+            for event in ({"event": "started", "pid": 1}, end):
+                file.write(json.dumps({"time": 1.0, "stage": stage, **event}) + "\n")
+    return Run(folder)
+
+
+def test_cost_of_a_run_is_the_sum_of_its_stages_and_cached_ones_are_separate(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / "costs").mkdir(parents=True)
+    cost = {"stage": "data_curation", "seconds": HOUR, "cpu_seconds": 4 * HOUR, "gpu_seconds": 0.0}
+    (store / "costs" / "d1.json").write_text(json.dumps(cost))
+    stages = {
+        "data_curation": {"cached": True, "cpu_seconds": 36.0},
+        "fine_tuning": {"seconds": HOUR, "cpu_seconds": 2 * HOUR},
+    }
+    artifacts = {"dataset": str(store / "d1"), "model": str(store / "m1")}
+    summary = run_costs.summarize_costs(
+        write_run(tmp_path, "r", stages, result={"artifacts": artifacts}, rates=RATES.model_dump())
+    )
+    assert (summary["cpu_hours"], summary["cost"]) == (2.01, 4.02)
+    assert summary["stages"]["fine_tuning"]["cost"] == 4.0
+    assert summary["cached"] == {"data_curation": run_costs.CostRates.convert(RATES, cost)}
+    assert summary["complete"]
+
+
+def test_killed_step_makes_the_cost_incomplete(tmp_path: Path) -> None:
+    killed = write_run(tmp_path, "r", {"resolve": {"seconds": 60.0, "cpu_seconds": 30.0}}, status="running")
+    with killed.events.open("a") as file:
+        for seconds, event in ((10.0, "started"), (100.0, "step")):
+            file.write(json.dumps({"time": seconds, "stage": "fine_tuning", "event": event, "name": "x"}) + "\n")
+    summary = run_costs.summarize_costs(killed)
+    assert not summary["complete"]
+    assert summary["hours"] == pytest.approx(150 / HOUR, abs=1e-5)
+    assert run_costs.format_costs(summary).startswith("at least ")
+
+
+def test_attempts_of_a_run_count_against_its_budget(tmp_path: Path) -> None:
+    config = parse_values({"budget": {"hours": 5}}, "test")
+    other = parse_values({"seed": 7}, "test")
+    stages = {"fine_tuning": {"seconds": HOUR, "cpu_seconds": HOUR}}
+    write_run(tmp_path, "20260101-000000-aaaa", stages, customization=config)
+    write_run(tmp_path, "20260102-000000-aaaa", stages, "interrupted", customization=Customization())
+    write_run(tmp_path, "20260103-000000-aaaa", stages, customization=other)
+    write_run(tmp_path, "20260104-000000-aaaa", stages, "failed", customization=config)
+    [account] = run_costs.build_meter(Workdir(tmp_path), config, RATES, {}).accounts
+    assert (account.name, account.spent["seconds"]) == ("budget", 2 * HOUR)
+    assert run_costs.build_meter(Workdir(tmp_path), Customization(), RATES, {}).accounts == []
+
+
+def test_runs_of_the_month_count_against_the_budget_of_the_team(tmp_path: Path) -> None:
+    stages = {"fine_tuning": {"seconds": HOUR, "cpu_seconds": HOUR}}
+    write_run(tmp_path, "a", stages, team="search")
+    write_run(tmp_path, "b", stages, "failed", team="search")
+    write_run(tmp_path, "c", stages, team="other")
+    write_run(tmp_path, "d", stages, team="search", started=1.0)
+    config = parse_values({"team": "search"}, "test")
+    meter = run_costs.build_meter(Workdir(tmp_path), config, RATES, {"search": Budget(cost=3), "other": Budget(cost=1)})
+    [account] = meter.accounts
+    assert (account.name, account.spent["cpu_seconds"]) == ("team_budgets.search", 2 * HOUR)
+    assert meter.describe_exhausted(HOUR_OF_WORK) == (
+        "team_budgets.search.cost",
+        "team_budgets.search.cost is used up: 6 of 3 EUR",
+    )
+
+
+HOUR_OF_WORK = {"seconds": HOUR, "cpu_seconds": HOUR, "gpu_seconds": 0.0}
+
+
+def test_costs_are_grouped_and_priced(tmp_path: Path) -> None:
+    stages = {"fine_tuning": {"seconds": HOUR, "cpu_seconds": HOUR}}
+    (tmp_path / "platform.yaml").write_text(PRICES)
+    write_run(tmp_path / "1", "a", stages, team="search", model="m")
+    write_run(tmp_path / "1", "b", stages, "failed", team="search", model="n")
+    write_run(tmp_path / "2", "c", stages, model="n", started=1.0)
+    folders = ("--workdir", "1", "--workdir", "2")
+    result = answer_in_process("costs", "--by", "team", *folders, "-p", "platform.yaml", cwd=tmp_path)
+    by_team = {group["key"]: group for group in result["costs"]}
+    assert by_team.keys() == {"", "search"}
+    assert (by_team["search"]["runs"], by_team["search"]["cpu_hours"]) == (2, 2.0)
+    assert by_team["search"]["cost"] == pytest.approx(2 * 2.0 + 2 * 0.5)
+    assert (by_team["search"]["energy"], by_team["search"]["currency"]) == ("estimated", "EUR")
+    unpriced = answer_in_process("costs", "--by", "model", *folders, "--since", "2000-01-01", cwd=tmp_path)
+    assert [(group["key"], group["runs"], group["cost"]) for group in unpriced["costs"]] == [
+        ("m", 1, None),
+        ("n", 1, None),
+    ]
+    text = run_in_process("costs", *folders, cwd=tmp_path).stdout
+    assert "* without cpu hours, kwh: no price is known" in text
+    error = refusal(2, "costs", "--since", "yesterday", cwd=tmp_path)
+    assert error["message"] == "--since is 'yesterday'; expected a day as YYYY-MM-DD"
+
+
+def test_storage_counts_from_the_end_of_the_run_that_built_the_artifact(tmp_path: Path) -> None:
+    model = tmp_path / "store" / "m1"
+    artifact_folder.claim_folder(model, "key")
+    (model / "weights").write_bytes(b"1" * 1000)
+    published = artifact_folder.publish(
+        model, "model", payload=["weights"], inputs=[], config={}, seed=0, key="key", summary={}
+    )
+    stages = {"fine_tuning": {"seconds": 1.0, "cached": False}}
+    result = {"artifacts": {"model": str(published.path), "repository": None}}
+    built = write_run(tmp_path, "a", stages, ended=1000.0, result=result)
+    assert run_costs.measure_storage(built, 1010.0) == (1000, 10_000.0)
+    cached = write_run(tmp_path, "b", {"fine_tuning": {"cached": True}}, ended=1000.0, result=result)
+    assert run_costs.measure_storage(cached, 1010.0) == (0, 0.0)
+
+
+def build_estimate(**seconds: float | None) -> dict[str, Any]:
+    return {"seconds": {**seconds, "total": None}, "memory": {"device": "cpu"}, "warnings": []}
+
+
+def test_dry_run_refuses_an_estimate_beyond_the_budget(tmp_path: Path) -> None:
+    estimate = build_estimate(data_curation=HOUR, fine_tuning=HOUR, evaluation=None)
+    enough = parse_values({"budget": {"hours": 2.5}}, "test")
+    result = cost_estimate.add_cost(estimate, enough, Workdir(tmp_path), Platform())
+    assert (result["cost"]["hours"], result["cost"]["without"]) == (2.0, ["evaluation"])
+    assert "without evaluation" in cost_estimate.format_cost(result["cost"])
+    short = parse_values({"budget": {"hours": 1.5}}, "test")
+    with pytest.raises(ConfigurationError) as refused:
+        cost_estimate.add_cost(estimate, short, Workdir(tmp_path), Platform())
+    assert refused.value.message == "the estimated cost exceeds the budget: budget.hours is 1.5; the estimate is 2"
+
+
+@pytest.mark.pipeline
+@pytest.mark.daft
+@pytest.mark.dvc
+@pytest.mark.mlflow
+@pytest.mark.triton
+@pytest.mark.long
+def test_run_with_a_used_up_budget_resumes_to_equal_digests(first_digests: dict[str, str], project: Path) -> None:
+    """Long: a whole run, stopped by its budget before the first stage, then resumed with a larger one."""
+    platform = project / "prices.yaml"
+    platform.write_text(PRICES)
+    command = ("run", "-c", "customization.yaml", "--workdir", "budgeted", "-p", platform)
+    stopped = tuneline(*command, "--set", "budget.hours=0.0001", "--set", "team=search", "--json", cwd=project)
+    assert stopped.returncode == 75, stopped.stdout + stopped.stderr
+    error = json.loads(stopped.stdout)["error"]
+    assert (error["kind"], error["stage"]) == ("budget", "data_curation")
+    assert error["message"].startswith("budget.hours is used up: ")
+    status = answer("status", "latest", "--workdir", "budgeted", cwd=project)
+    assert (status["state"], status["cost"]["currency"]) == ("interrupted", "EUR")
+    result = run(project, "budgeted", "-p", str(platform), "--set", "budget.hours=1", "--set", "team=search")
+    digests = {kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items()}
+    assert digests == first_digests
+    cost = result["cost"]
+    assert cost["cost"] == pytest.approx(2 * cost["cpu_hours"] + cost["kwh"], rel=1e-4)
+    assert cost["stages"].keys() >= {"data_curation", "fine_tuning", "evaluation", "triton_packaging"}
+    [team] = answer("costs", "--by", "team", "--workdir", "budgeted", cwd=project)["costs"]
+    assert (team["key"], team["runs"]) == ("search", 2)
+    assert team["hours"] == pytest.approx(status["cost"]["hours"] + cost["hours"], abs=1e-5)
+    assert "cost, EUR" in Path(result["report"]).read_text()
