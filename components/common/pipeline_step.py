@@ -96,6 +96,13 @@ class Step:
         if self.mlflow_run:
             self.mlflow_run.metrics(mlflow_tracking.extract_metrics({"cost": self.figures}), 0)
 
+    def describe_cost(self, *artifacts: Artifact) -> str:
+        """Return the recorded cost of artifacts as text; "" if the cost of one is not recorded."""
+        costs = [stage_cost.read_cost(self.workdir.store, artifact.sha256) for artifact in artifacts]
+        known = [cost for cost in costs if cost]
+        is_complete = len(known) == len(costs)
+        return format_figures(self.spending.meter.rates.convert(stage_cost.add_costs(known))) if is_complete else ""
+
     def write_links(self, path: str, **digests: str) -> None:
         """Write a link to the MLflow run, the digests and the cost as Markdown for the Kubeflow UI.
 

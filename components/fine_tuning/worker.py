@@ -10,11 +10,12 @@ import os
 import sys
 import traceback
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from components.common.artifacts import artifact_folder
 from components.common.cost import stage_cost
+from components.common.cost.budgets import BudgetClock
 from components.common.cost.stage_cost import CostClock
 from components.common.launch import EVENTS_FILENAME, OUTCOME_FILENAME, LostJobError, get_outcome_filename
 from components.common.runtime import process_control
@@ -40,6 +41,8 @@ def main(path: str) -> int:
     clock = CostClock()
     reporter: Reporter = SilentReporter() if rank else EventLog(folder / EVENTS_FILENAME, STAGE)
     job = TrainingJob(**json.loads(Path(path).read_text(encoding="utf-8")))
+    # A requeued job has the job file of its first attempt.
+    job = replace(job, budget=BudgetClock.charge_dumped(job.budget, stage_cost.read_job_cost(folder)))
     try:
         # The process that started this job may have ended, so rank 0 sends the heartbeat.
         with nullcontext() if rank else liveness.heartbeat(Path(job.tokens)):

@@ -52,6 +52,7 @@ def registration(
             reporter=step.reporter,
             dataset_version=revision,
             finetune_key=p["finetune_key"],
+            cost=step.describe_cost(*artifacts.values()),
         )
         try:
             run_summary.log_summary(step.mlflow_run, registered, artifacts, revision)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TAG_PREFIX = "tuneline."
 MODEL_SHA256_TAG = f"{TAG_PREFIX}model_sha256"
+COST_TAG = f"{TAG_PREFIX}cost"  # recorded cost of the version's artifacts, as text
 HISTORY_SUFFIX = ".history"  # suffix of the registered model that stores a model's history
 REGISTER_HINT = "Register a model with `tuneline register` or `tuneline run`."
 MAX_LISTED_VERSIONS = 20  # the latest versions, in a hint

@@ -125,6 +125,7 @@ def register(
     reporter: Reporter,
     dataset_version: Mapping[str, object] | None = None,
     finetune_key: str = "",
+    cost: str = "",
 ) -> Registration:
     """Register an evaluated model under `config.name`, or refresh the tags of the version with the same model digest.
 
@@ -135,6 +136,7 @@ def register(
     Args:
         dataset_version: the dataset's revision as returned by data_versioning.
         finetune_key: digest of the recipe; "" for the key in the model's manifest.
+        cost: text with the cost of the version's artifacts, for the tag `tuneline.cost`; "" if it is not known.
 
     Raises:
         UsageError: the evaluation or the package was built from another model, or the name is reserved for a history.
@@ -148,6 +150,8 @@ def register(
         )
     lineage_tags.check_sources(model, evaluation, repository)
     tags = lineage_tags.build_version_tags(model, evaluation, repository, dataset_version, finetune_key)
+    if cost:
+        tags[model_versions.COST_TAG] = cost
     verdict = lineage_tags.read_verdict(evaluation)
     lineage_tags.check_evidence(model, evaluation, repository)
     signed = [model, evaluation, *([repository] if repository else [])]

@@ -77,21 +77,9 @@ def run(
             acceleration.check_machine(recipe)
     if dry_run:
         os.environ.update(launcher_settings.to_environment(settings), TOKENIZERS_PARALLELISM="false")
-        from pipelines.planning import cost_estimate
-        from pipelines.planning.dry_run import estimate_run, format_estimate
-
         with open_workdir("dry run", as_json, workdir, tracking_uri) as (reporter, work):
-            results = [
-                cost_estimate.add_cost(
-                    estimate_run(link.customization, work, reporter), link.customization, work, target
-                )
-                for link in chain
-            ]
-
-        def format_dry_run(result: dict[str, Any]) -> list[str]:
-            return [*format_estimate(result), cost_estimate.format_cost(result["cost"])]
-
-        _print_results(results, configs, as_json, format_dry_run)
+            results = [_estimate(link.customization, work, target, reporter) for link in chain]
+        _print_results(results, configs, as_json, _format_estimate)
         return 0
     from pipelines.runs import run_summary
 
@@ -102,6 +90,18 @@ def run(
     results = _run_chain(chain, Workdir(workdir.absolute()), as_json, tracking_uri, settings, target)
     _print_results(results, configs, as_json, run_summary.format_run)
     return EXIT_REFUSED if fail_on_refusal and results[-1]["verdict"] == "refused" else 0
+
+
+def _estimate(customization: Customization, work: Workdir, target: Platform, reporter: Reporter) -> dict[str, Any]:
+    from pipelines.planning import cost_estimate, dry_run
+
+    return cost_estimate.add_cost(dry_run.estimate_run(customization, work, reporter), customization, work, target)
+
+
+def _format_estimate(result: dict[str, Any]) -> list[str]:
+    from pipelines.planning import cost_estimate, dry_run
+
+    return [*dry_run.format_estimate(result), cost_estimate.format_cost(result["cost"])]
 
 
 def _check_inputs(customization: Customization, work: Workdir, reporter: Reporter) -> None:

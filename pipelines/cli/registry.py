@@ -185,7 +185,7 @@ def history(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every move of the model's aliases with its user, time, versions and reason."""
+    """Show every move of the model's aliases with its user, time, versions and reason, and the versions' cost."""
     from components.model_registry import model_versions, registry_history
 
     with open_workdir("registry history", as_json, workdir, tracking_uri):
@@ -195,7 +195,14 @@ def history(
             entries = [
                 entry.get_public_fields() for entry in registry_history.read(client, name) if alias in ("", entry.alias)
             ]
-    print_result({"name": name, "entries": entries}, as_json, format_history(name, entries))
+            moved = {entry["to"] for entry in entries}
+            costs = {
+                str(version.version): version.tags[model_versions.COST_TAG]
+                for version in model_versions.list_versions(client, name)
+                if str(version.version) in moved and model_versions.COST_TAG in version.tags
+            }
+    lines = [*format_history(name, entries), *(f"cost of version {version}: {cost}" for version, cost in costs.items())]
+    print_result({"name": name, "entries": entries, "costs": costs}, as_json, lines)
 
 
 @app.command()

@@ -64,12 +64,6 @@ class Customization(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    team: str = Field(
-        "",
-        pattern=r"^[A-Za-z0-9._-]{0,63}$",
-        exclude_if=operator.not_,
-        description="Team that the cost of the runs is charged to, for `tuneline costs` and `team_budgets` in platform.yaml.",
-    )
     seed: int = Field(42, ge=0, lt=2**32, description="Seed for the split, the training and the confidence intervals.")
     data_curation: DataCurationConfig = Field(
         DataCurationConfig(), description="Data curation: from raw text to clean splits."
@@ -79,6 +73,12 @@ class Customization(BaseModel):
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tasks, metrics and the promotion gate.")
     triton_packaging: TritonPackagingConfig = Field(TritonPackagingConfig(), description="Package for Triton.")
     model_registry: ModelRegistryConfig = Field(ModelRegistryConfig(), description="Registered model and promotion.")
+    team: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,63}$",
+        exclude_if=operator.not_,
+        description="Team that the cost of the runs is charged to, for `tuneline costs` and `team_budgets` in platform.yaml.",
+    )
     budget: Budget = Field(
         Budget(),
         exclude_if=lambda budget: budget == Budget(),

@@ -206,6 +206,7 @@ class RunResult(_Shown):
         seconds: wall time of the run.
         report: HTML report.
         run: name of the run, for `tuneline status`, `logs` and `compare`.
+        cost: time, energy and cost, see docs/costs.md.
     """
 
     shown = ("run", "verdict", "model", "seconds", "report")
@@ -217,6 +218,7 @@ class RunResult(_Shown):
     seconds: float
     report: Path
     run: str
+    cost: dict[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -235,6 +237,7 @@ class RunResult(_Shown):
             seconds=values["seconds"],
             report=Path(values["report"]),
             run=values["run"],
+            cost=values.get("cost", {}),
         )
 
     def _find_report(self) -> Path:

@@ -99,7 +99,8 @@ def find_attempts(workdir: Workdir, config: Customization) -> list[Run]:
     These are the runs of the workdir with the same configuration, apart from `budget` and `team`, since the last one
     that finished.
     """
-    expected, attempts = _drop_unpaid(config.model_dump(mode="json")), []
+    recorded_text = yaml.safe_dump(config.model_dump(mode="json"))  # as a run records it
+    expected, attempts = _drop_unpaid(yaml.safe_load(recorded_text)), []
     for run in run_folder.list_runs(workdir):
         try:
             recorded = yaml.safe_load((run.folder / "customization.yaml").read_text(encoding="utf-8"))

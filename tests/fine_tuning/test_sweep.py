@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from components.common import launch
 from components.common.artifacts.artifact_folder import Artifact, read_manifest
+from components.common.cost.budgets import Budget, BudgetAccount, BudgetClock, BudgetReachedError, SpendingMeter
 from components.common.launch import Command, DetachedError, Launcher, StopRequest, UnresponsiveError
 from components.common.models import compute_devices
 from components.common.models.model_shape import ModelShape
@@ -476,3 +477,24 @@ def test_killed_and_interrupted_sweep_resumes_without_leftovers(tiny: Path, data
         dataset, config, f"learning_rate={result['sweep'][0]['recipe']['learning_rate']}", tmp_path / "one"
     )
     assert (result["sha256"], best.sha256) == (result["sweep"][0]["sha256"], result["sha256"])
+
+
+@pytest.mark.long
+def test_sweep_starts_no_recipe_beyond_the_budget_and_resumes(
+    tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long: two trainings."""
+    config = sweep_recipe(tiny, {"learning_rate": [1e-3, 1e-4]})
+    account = BudgetAccount(name="budget", budget=Budget(hours=1))
+    budget = BudgetClock(SpendingMeter(accounts=[account]))
+
+    def spend(number: int) -> None:
+        budget.clock._wall -= 3600.0
+
+    first, second = InProcessRunner(before_training=spend), InProcessRunner()
+    monkeypatch.setattr(launch, "run", first.run)
+    with pytest.raises(BudgetReachedError, match=r"budget.hours is used up: 1(\.\d+)? of 1; no further stage starts"):
+        train(dataset, config, tmp_path, budget=budget)
+    monkeypatch.setattr(launch, "run", second.run)
+    train(dataset, config, tmp_path)
+    assert (first.rates, second.rates) == ([1e-3], [1e-4])

@@ -171,6 +171,14 @@ class BudgetClock:
         return {"meter": charged.model_dump(mode="json"), "peers": peers} if self.meter.accounts else {}
 
     @staticmethod
+    def charge_dumped(dumped: dict[str, Any], cost: Cost) -> dict[str, Any]:
+        """Return the result of `dump` with another cost charged, such as that of a job's earlier attempts."""
+        if not dumped:
+            return dumped
+        charged = SpendingMeter.model_validate(dumped["meter"]).charge(cost)
+        return {**dumped, "meter": charged.model_dump(mode="json")}
+
+    @staticmethod
     def load(dumped: dict[str, Any], processes: int) -> BudgetClock:
         """Start a clock from the result of `dump`; without budgets for {}."""
         meter = SpendingMeter.model_validate(dumped["meter"]) if dumped else SpendingMeter()

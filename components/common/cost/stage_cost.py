@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,8 @@ def write_job_cost(folder: Path, clock: CostClock, processes: int) -> None:
     The processes train equal shares, each on one GPU.
     """
     cost = multiply(clock.read(), processes)
-    with (folder / JOB_COST_FILENAME).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(cost) + "\n")
+    with suppress(OSError), (folder / JOB_COST_FILENAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(cost) + "\n")  # a full disk must not hide the job's outcome
 
 
 def multiply(cost: Cost, processes: int) -> Cost:
@@ -159,13 +160,15 @@ def collect_job_cost(folder: Path, *, is_local: bool) -> None:
         folder: the job folder.
         is_local: the job's processes are children of this process, whose CPU time the clocks already have.
     """
-    path = folder / JOB_COST_FILENAME
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            cost = json.loads(line)
-        except ValueError:  # truncated
-            continue
-        _jobs.update({k: v for k, v in cost.items() if k != "seconds" and not (is_local and k == "cpu_seconds")})
-    path.unlink()
+    measured_here = ("seconds", "cpu_seconds") if is_local else ("seconds",)
+    _jobs.update({name: value for name, value in read_job_cost(folder).items() if name not in measured_here})
+    (folder / JOB_COST_FILENAME).unlink(missing_ok=True)
+
+
+def read_job_cost(folder: Path) -> Cost:
+    """Return the cost of the attempts of a job that were not collected yet, from its job folder."""
+    path, costs = folder / JOB_COST_FILENAME, []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError):  # truncated
+            costs.append(json.loads(line))
+    return add_costs(costs)
