@@ -232,9 +232,12 @@ def test_model_and_tokenizer_load_once_and_startup_times_are_recorded(
     assert "startup: import, s" in (model.path / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_training_that_reaches_its_budget_is_saved_and_resumes_to_equal_weights(
     tiny: Path, dataset: Artifact, tmp_path: Path
 ) -> None:
+    """Long: four trainings."""
+
     def tune_within(hours: float) -> Artifact:
         meter = SpendingMeter(accounts=[BudgetAccount(name="budget", budget=Budget(hours=hours))])
         output, state = tmp_path / "budgeted" / "model", tmp_path / "budgeted" / "state"
