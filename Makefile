@@ -51,8 +51,8 @@ test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full 
 quality: $(VENV)/.ready ## Print the size and shape of the code with the targets
 	@$(BIN)/python -m tests.quality $(ARGS)
 
-stress: $(VENV)/.engines ## Kill a whole run in each stage and at 30 random moments, and a reproduction; restore a work folder and a server (60 minutes)
-	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py tests/pipelines/test_reproduction.py tests/pipelines/test_backup.py tests/engines/test_backup_restore.py $(ARGS)
+stress: $(VENV)/.engines ## Kill a whole run in each stage and at 30 random moments, and a reproduction; restore a work folder and a server; resume a run that its budget stopped (65 minutes)
+	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py tests/pipelines/test_costs.py tests/pipelines/test_reproduction.py tests/pipelines/test_backup.py tests/engines/test_backup_restore.py $(ARGS)
 
 stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep (25 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_training_pods.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)

@@ -239,7 +239,8 @@ def produce_artifact(
             attempts = stage_cost.read_attempts(store, stage, key)
             total = stage_cost.add_costs([attempts, step.spending.read()])
             stage_cost.record_cost(store, stage, artifact.sha256, total)
-            stage_cost.discard_attempts(store, stage, key)
+            if any(attempts.values()):
+                stage_cost.reset_attempts(store, stage, key)
             step.report_cost(total)
         step.report_result(**{artifact.manifest.kind: artifact.sha256})
         if step.mlflow_run:

@@ -47,20 +47,21 @@ def costs(
     from pipelines.runs import run_costs, run_folder
 
     rates = load_platform(platform).cost_rates if platform else None
-    runs = [run for workdir in workdirs for run in run_folder.list_runs(Workdir(workdir.absolute()))]
-    selected = [run for run in runs if float(run.read().get("started", 0.0)) >= started]
+    folders = list({path.resolve(): path.absolute() for path in workdirs}.values())  # each counts once
+    runs = [run for folder in folders for run in run_folder.list_runs(Workdir(folder))]
+    selected = [run for run in runs if run_costs.read_start(run) >= started]
     groups = run_costs.group_costs(selected, by, rates, time.time())
     print_result(
-        {"by": by, "since": since or None, "workdirs": [str(path.absolute()) for path in workdirs], "costs": groups},
+        {"by": by, "since": since or None, "workdirs": list(map(str, folders)), "costs": groups},
         as_json,
-        lambda: _format_groups(groups, by),
+        lambda: _format_groups(groups, by, since),
     )
 
 
-def _format_groups(groups: list[dict[str, Any]], by: str) -> list[str]:
+def _format_groups(groups: list[dict[str, Any]], by: str, since: str) -> list[str]:
     """Return a table; an unknown figure is a dash."""
     if not groups:
-        return ["no recorded runs; start a run with `tuneline run`"]
+        return [f"no recorded runs since {since}" if since else "no recorded runs; start a run with `tuneline run`"]
     table = [[by, "runs", "hours", "CPU hours", "GPU hours", "kWh", "GiB-days", "cost"]]
     for group in groups:
         amounts = [group[name] for name in ("hours", "cpu_hours", "gpu_hours", "kwh", "gib_days")]
@@ -74,7 +75,7 @@ def _format_groups(groups: list[dict[str, Any]], by: str) -> list[str]:
         for row in table
     ]
     if any(not group["complete"] for group in groups):
-        lines.append("+ at least: CPU and GPU time of killed steps is not known")
+        lines.append("+ at least: CPU and GPU time of killed and running steps is not known")
     if unpriced := sorted({name.replace("_", " ") for group in groups for name in group["unpriced"]}):
         lines.append(f"* without {', '.join(unpriced)}: no price is known")
     if any(group["energy"] == "estimated" for group in groups):

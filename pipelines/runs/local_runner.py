@@ -214,7 +214,9 @@ def _run_tracked(config: Customization, workdir: Workdir, listener: EventListene
             current.update(tracking_open=not mlflow_tracking.close_abandoned_run(uri, current.name, status))
         raise
     result["cost"] = run_costs.summarize_costs(current, result)
-    mlflow_tracking.log_metrics(parent, {"cost": result["cost"]})
+    # The runs of the stages have the figures of the stages.
+    totals = {name: value for name, value in result["cost"].items() if name not in ("stages", "cached")}
+    mlflow_tracking.log_metrics(parent, {"cost": totals})
     mlflow_tracking.end_run(parent, "FINISHED")
     current.update(status="finished", ended=time.time(), result=result, tracking_open=False)
     return result

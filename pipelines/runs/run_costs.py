@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from components.common.artifacts import artifact_folder
 from components.common.cost import stage_cost
@@ -16,7 +18,7 @@ from components.common.cost.budgets import Budget, BudgetAccount, SpendingMeter
 from components.common.cost.cost_rates import GIB, CostRates, Figures, format_figures
 from components.common.cost.stage_cost import Cost
 from components.common.pipeline_step import STAGE_BY_ARTIFACT
-from components.common.runtime.errors import ArtifactDamagedError
+from components.common.runtime.errors import ArtifactDamagedError, UsageError
 from components.common.workspace.artifact_store import Workdir
 from pipelines.config.customization_config import Customization
 from pipelines.runs import run_folder, run_status
@@ -31,20 +33,39 @@ def list_stage_costs(run: Run) -> list[Json]:
     """Return the cost of each step that a run has executed: {"name", "cached", "measured", **cost}, in order.
 
     Of a step that was killed or is running, only the wall time up to its last event is known ("measured" is False).
+    Of a step with a damaged record, no cost is known.
     """
     costs: dict[str, Json] = {}
     started: dict[str, float] = {}
     for event in run_status.read_events(run):
-        name = event["stage"]
-        started.setdefault(name, event["time"])
-        if event["event"] in ("finished", "failed"):
-            costs[name] = {"name": name, "cached": bool(event.get("cached")), "measured": True}
-            costs[name] |= stage_cost.add_costs([event])
-        else:
-            seconds = event["time"] - started[name]
-            wall_time = stage_cost.add_costs([{"seconds": seconds}])
-            costs[name] = {"name": name, "cached": False, "measured": False, **wall_time}
+        name, now = str(event["stage"]), _read_number(event, "time")
+        seconds = max(now - started.setdefault(name, now), 0.0)  # negative if the clock was set back
+        is_measured = event["event"] in ("finished", "failed")
+        try:
+            cost = stage_cost.add_costs([event if is_measured else {"seconds": seconds}])
+        except (TypeError, ValueError, OverflowError):
+            is_measured, cost = False, stage_cost.add_costs([])
+        is_cached = is_measured and bool(event.get("cached"))
+        costs[name] = {"name": name, "cached": is_cached, "measured": is_measured, **cost}
     return list(costs.values())
+
+
+def _read_number(values: Json, name: str) -> float:
+    """Return a number of a record; 0 if it is missing or damaged."""
+    value = values.get(name)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
+def read_start(run: Run) -> float:
+    """Return the start of a run in seconds since 1970; 0 if it is not recorded."""
+    return _read_number(run.read(), "started")
+
+
+def _read_rates(run: Run) -> CostRates:
+    try:
+        return CostRates.model_validate(run.read().get("rates") or {})
+    except ValidationError:  # damaged, or of another version
+        return CostRates()
 
 
 def sum_costs(runs: Sequence[Run]) -> Cost:
@@ -64,12 +85,12 @@ def summarize_costs(run: Run, result: Json | None = None, rates: CostRates | Non
         The object under `cost` of `tuneline run --json`, described in docs/costs.md.
     """
     values, stages = run.read(), list_stage_costs(run)
-    rates = rates or CostRates.model_validate(values.get("rates") or {})
+    rates = rates or _read_rates(run)
     earlier = {}
     for kind, path in ((result or values.get("result") or {}).get("artifacts") or {}).items():
-        stage = STAGE_BY_ARTIFACT[kind]
+        stage = STAGE_BY_ARTIFACT.get(kind, "")
         has_built = any(cost["name"] == stage and not cost["cached"] for cost in stages)
-        if path and not has_built and (cost := stage_cost.read_cost(Path(path).parent, Path(path).name)):
+        if stage and path and not has_built and (cost := stage_cost.read_cost(Path(path).parent, Path(path).name)):
             earlier[stage] = rates.convert(cost)
     return {
         **rates.convert(stage_cost.add_costs(stages)),
@@ -80,17 +101,26 @@ def summarize_costs(run: Run, result: Json | None = None, rates: CostRates | Non
 
 
 def measure_storage(run: Run, until: float) -> tuple[int, float]:
-    """Return the bytes of the artifacts that a run built and the store still has, and their byte-seconds until a time."""
-    values = run.read()
+    """Return the bytes of the artifacts that a run built and the store still has, and their byte-seconds until a time.
+
+    The run may have ended before its last stage; its artifacts stay in the store.
+    """
     built = {cost["name"] for cost in list_stage_costs(run) if not cost["cached"]}
-    size, ended = 0, float(values.get("ended", until))
-    for kind, path in ((values.get("result") or {}).get("artifacts") or {}).items():
-        if path and STAGE_BY_ARTIFACT[kind] in built:
-            try:
-                size += sum(file.bytes for file in artifact_folder.read_manifest(Path(path)).files)
-            except ArtifactDamagedError:  # deleted since
+    results = ((run.read().get("result") or {}).get("artifacts") or {}).values()
+    paths = {Path(path).name: Path(path) for path in results if path}  # of a store in a bucket: the local copies
+    store, size, byte_seconds = Workdir(run.folder.parent.parent).store, 0, 0.0
+    for event in run_status.read_events(run):
+        for kind, stage in STAGE_BY_ARTIFACT.items():
+            if event["event"] != "result" or event["stage"] != stage or stage not in built or not event.get(kind):
                 continue
-    return size, size * max(until - ended, 0.0)
+            try:
+                manifest = artifact_folder.read_manifest(paths.get(event[kind], store / str(event[kind])))
+            except (UsageError, ArtifactDamagedError, OSError):  # deleted since, damaged or not readable
+                continue
+            count = sum(file.bytes for file in manifest.files)
+            size += count
+            byte_seconds += count * max(until - _read_number(event, "time"), 0.0)
+    return size, byte_seconds
 
 
 def find_attempts(workdir: Workdir, config: Customization) -> list[Run]:
@@ -129,7 +159,7 @@ def build_meter(
     if (budget := team_budgets.get(config.team)) and budget.limits:
         month = get_month(time.time())
         runs = [run for run in run_folder.list_runs(workdir) if run.read().get("team") == config.team]
-        spent = sum_costs([run for run in runs if get_month(float(run.read().get("started", 0))) == month])
+        spent = sum_costs([run for run in runs if get_month(read_start(run)) == month])
         accounts.append(BudgetAccount(name=f"team_budgets.{config.team}", budget=budget, spent=spent))
     return SpendingMeter(rates=rates, accounts=accounts)
 
@@ -142,7 +172,7 @@ def get_month(seconds: float) -> str:
 def format_costs(cost: Figures) -> str:
     """Return a line of text with a run's cost."""
     text = format_figures(cost)
-    return text if cost["complete"] else f"at least {text}; killed steps are not measured"
+    return text if cost["complete"] else f"at least {text}; CPU and GPU time of killed and running steps is not known"
 
 
 def group_costs(runs: Sequence[Run], by: str, rates: CostRates | None, now: float) -> list[Json]:
@@ -159,8 +189,8 @@ def group_costs(runs: Sequence[Run], by: str, rates: CostRates | None, now: floa
         "complete". The figures are sums of the known ones: None if no run has a known one.
     """
     groups: dict[tuple[str, str], list[Json]] = {}
-    for run in sorted(runs, key=lambda run: float(run.read().get("started", 0.0))):
-        own = rates or CostRates.model_validate(run.read().get("rates") or {})
+    for run in sorted(runs, key=lambda run: (read_start(run), run.name)):
+        own = rates or _read_rates(run)
         figures = summarize_costs(run, rates=own)
         size, byte_seconds = measure_storage(run, now)
         storage = own.price_storage(byte_seconds)
@@ -197,7 +227,7 @@ def _get_group(run: Run, by: str) -> str:
     if by == "run":
         return run.name
     if by == "month":
-        return get_month(float(values.get("started", 0.0)))
+        return get_month(read_start(run))
     if by == "team":
         return str(values.get("team") or "")
     return str(values.get("model") or ((values.get("result") or {}).get("mlflow") or {}).get("model_name") or "")

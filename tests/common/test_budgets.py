@@ -57,7 +57,7 @@ def test_costs_of_attempts_are_added_to_the_artifact(tmp_path: Path) -> None:
     added = stage_cost.read_attempts(tmp_path, "fine_tuning", "key")
     assert added == {"seconds": 7200, "cpu_seconds": 14400, "gpu_seconds": 3600, "counted_kwh": 0.25}
     assert stage_cost.read_attempts(tmp_path, "fine_tuning", "other")["seconds"] == 0
-    stage_cost.discard_attempts(tmp_path, "fine_tuning", "key")
+    stage_cost.reset_attempts(tmp_path, "fine_tuning", "key")
     assert stage_cost.read_attempts(tmp_path, "fine_tuning", "key")["seconds"] == 0
 
 

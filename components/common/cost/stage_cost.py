@@ -125,16 +125,19 @@ def read_attempts(store: Path, stage: str, key: str) -> Cost:
     return _read_note(store, f"attempts/{stage}/{key}") or dict.fromkeys(TIMES, 0.0)
 
 
-def discard_attempts(store: Path, stage: str, key: str) -> None:
-    """Remove the record of earlier attempts, whose cost is part of the artifact's cost."""
-    artifact_store.remove_note(store, f"attempts/{stage}/{key}")
+def reset_attempts(store: Path, stage: str, key: str) -> None:
+    """Set the recorded cost of earlier attempts, which is now part of the artifact's cost, to zero.
+
+    The note is overwritten: a step may write to a bucket but not delete there.
+    """
+    artifact_store.write_note(store, f"attempts/{stage}/{key}", json.dumps(dict.fromkeys(TIMES, 0.0)) + "\n")
 
 
 def _read_note(store: Path, name: str) -> Cost | None:
     try:
         note = json.loads(artifact_store.read_note(store, name) or "")
-        return {key: float(note[key]) for key in (*TIMES, *ENERGIES) if key in note or key in TIMES}
-    except (OSError, ValueError, KeyError, TypeError):
+        return add_costs([{key: note[key] for key in (*TIMES, *ENERGIES) if key in note or key in TIMES}])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
