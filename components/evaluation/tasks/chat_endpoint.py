@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import urllib.error
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
@@ -37,6 +37,9 @@ class ChatEndpoint:
         key: API key; "" for no key.
         timeout: Timeout of each request in seconds.
         retries: Maximum number of retries per question.
+        role: What the model does, for errors.
+        hint: Hint of the error if the endpoint rejects a request.
+        stopped: Ends all retries when set.
     """
 
     base_url: str
@@ -44,6 +47,9 @@ class ChatEndpoint:
     key: str = field(repr=False)
     timeout: float
     retries: int
+    role: str = "judge"
+    hint: str = "Check base_url (without /chat/completions), the model name, and the key in api_key_env."
+    stopped: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     def complete(self, messages: Sequence[dict[str, str]], max_tokens: int) -> str:
         """Return the model's answer at temperature 0.
@@ -56,13 +62,26 @@ class ChatEndpoint:
             NoAnswerError: All retries failed.
             RequestRejectedError: The endpoint rejects the key, the path or the question.
         """
-        body = {"model": self.model, "messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
+        body = {"messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
+        return get_text(self.request(body))
+
+    def request(self, body: Mapping[str, object]) -> Any:
+        """Send a request to the model and return the first response with a text.
+
+        Args:
+            body: The request without the model's name.
+
+        Raises:
+            NoAnswerError: All retries failed.
+            RequestRejectedError: The endpoint rejects the key, the path or the question.
+        """
         reason = ""
         for attempt in range(self.retries + 1):
             rejection = None
             try:
-                answer = chat_completions.post(self.base_url, self.key, body, self.timeout)
-                return _get_text(answer)
+                answer = chat_completions.post(self.base_url, self.key, {"model": self.model, **body}, self.timeout)
+                get_text(answer)
+                return answer
             except urllib.error.HTTPError as error:
                 rejection, reason = error, f"HTTP {error.code}"
                 text = chat_completions.describe_status(error, self.key)
@@ -72,20 +91,19 @@ class ChatEndpoint:
                 reason = str(error)
             except (OSError, HTTPException, ValueError) as error:
                 reason = chat_completions.describe_failure(error)
-            if attempt < self.retries:
-                time.sleep(chat_completions.compute_backoff(attempt, rejection))
+            if attempt < self.retries and self.stopped.wait(chat_completions.compute_backoff(attempt, rejection)):
+                break
         raise NoAnswerError(reason)
 
     def _build_rejection(self, status: int, text: str) -> RequestRejectedError:
         rejection = RequestRejectedError(
-            f"the judge at {self.base_url} rejects the request: {text}",
-            hint="Check base_url (without /chat/completions), the model name, and the key in api_key_env.",
+            f"the {self.role} at {self.base_url} rejects the request: {text}", hint=self.hint
         )
         rejection.is_request_specific = status in chat_completions.REQUEST_ERROR_STATUSES
         return rejection
 
 
-def _get_text(answer: Any) -> str:
+def get_text(answer: Any) -> str:
     """Return the text of a response. Raises MissingTextError for a response without text."""
     try:
         text = answer["choices"][0]["message"]["content"]
