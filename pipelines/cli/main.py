@@ -32,6 +32,7 @@ from pipelines.cli import (
     chat,
     explain,
     reproduction,
+    synthesize,
     dataset_versions,
     base_models,
     garbage_collection,

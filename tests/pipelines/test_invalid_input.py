@@ -1539,6 +1539,34 @@ EXPLANATION_ERRORS = {  # the tests are in tests/pipelines/explanation
     "the gradients of … rows need an estimated … GB, and … GB are free (GB by part: …)": ("configuration", 2),
 }
 
+SYNTHESIS_ERRORS = {  # the tests are in tests/pipelines/synthesis
+    "--max-cost requires a price": ("usage", 2),
+    "--probe requires --dry-run": ("usage", 2),
+    "--judge-model and --judge-key require --judge": ("usage", 2),
+    "--template: '…' is neither a template nor a readable file: …": ("usage", 2),
+    "--template: …: …": ("usage", 2),
+    "--template: … and … write rows of different kinds, which one dataset cannot hold": ("usage", 2),
+    "--teacher: url …": ("usage", 2),
+    "--teacher-model is not set, and the endpoint lists … models: …": ("usage", 2),
+    "--teacher-model and --teacher-key apply to an endpoint; --teacher is '…'": ("usage", 2),
+    "--teacher-key: the environment variable … is not set": ("configuration", 2),
+    "the teacher at … does not answer: …": ("engine_missing", 1),
+    "the teacher at … rejects the key: …": ("engine_missing", 1),
+    "the teacher at … rejects the request: …": ("engine_missing", 1),
+    "the teacher at … stopped answering: …": ("interrupted", 75),
+    "--max-cost is …; … is spent, and the next request may exceed the limit; … of … rows are accepted": (
+        "interrupted",
+        75,
+    ),
+    "--max-tokens is …; … tokens are used, and the next request may exceed the limit; … of … rows are accepted": (
+        "interrupted",
+        75,
+    ),
+    "the sources contain no passage: …": ("input", 1),
+    "no answer of … passes the checks: …": ("input", 1),
+    "… is not empty and was not written by tuneline synthesize": ("output_occupied", 2),
+}
+
 
 def test_errors_page_lists_every_error_with_kind_and_code() -> None:
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8").partition("## All kinds")[0]
@@ -1570,5 +1598,6 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
         **SIZING_ERRORS,
         **STORAGE_PROBE_ERRORS,
         **STORAGE_BENCHMARK_ERRORS,
+        **SYNTHESIS_ERRORS,
     }
     assert all(meaning and action for _, _, _, meaning, action in rows)

@@ -1,0 +1,304 @@
+"""`tuneline synthesize`: grounded training rows from documents by a teacher model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.common.runtime.errors import UsageError
+from pipelines.cli.application import (
+    DEFAULT_WORKDIR_PATH,
+    ConfigOption,
+    JsonOption,
+    OutputOption,
+    SetOption,
+    WorkdirOption,
+    app,
+    load_config,
+    open_workdir,
+    print_result,
+)
+
+if TYPE_CHECKING:
+    from pipelines.synthesis.budget import Budget
+
+TEACHER, ROWS, LIMITS, JUDGE = "Teacher", "Rows", "Limits and estimate", "Judge"
+TeacherOption = Annotated[
+    str,
+    typer.Option(
+        "--teacher",
+        metavar="URL_OR_MODEL",
+        help="URL of an OpenAI-compatible endpoint without /chat/completions, folder of a tuned model, source of a base "
+        "model, or NAME@ALIAS.",
+        rich_help_panel=TEACHER,
+    ),
+]
+SourcesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Documents, globs or folders, as in `tuneline curate`. Default: data_curation.sources of the configuration."
+    ),
+]
+TeacherModelOption = Annotated[
+    str,
+    typer.Option(
+        "--teacher-model",
+        help="Name of the model at the endpoint. Default: its only model.",
+        rich_help_panel=TEACHER,
+    ),
+]
+TeacherKeyOption = Annotated[
+    str,
+    typer.Option(
+        "--teacher-key",
+        metavar="VARIABLE",
+        help="Environment variable with the API key. Default: no key.",
+        rich_help_panel=TEACHER,
+    ),
+]
+TemplateOption = Annotated[
+    list[str],
+    typer.Option(
+        "--template",
+        help="qa@1, multi-turn@1, preference@1, or the path of a template file; repeatable.",
+        rich_help_panel=ROWS,
+    ),
+]
+RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Number of rows.", rich_help_panel=ROWS)]
+PerPassageOption = Annotated[
+    int,
+    typer.Option("--per-passage", min=1, help="Maximum number of rows of a passage by template.", rich_help_panel=ROWS),
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option("--temperature", min=0, max=2, help="Temperature of the answers; 0: greedy.", rich_help_panel=TEACHER),
+]
+TopPOption = Annotated[
+    float,
+    typer.Option("--top-p", min=0.01, max=1, help="Probability of the tokens to sample from.", rich_help_panel=TEACHER),
+]
+AnswerTokensOption = Annotated[
+    int,
+    typer.Option("--answer-tokens", min=16, help="Maximum length of an answer in tokens.", rich_help_panel=TEACHER),
+]
+RepairsOption = Annotated[
+    int,
+    typer.Option(
+        "--repairs",
+        min=0,
+        max=5,
+        help="Maximum number of requests to correct an answer with a wrong structure.",
+        rich_help_panel=ROWS,
+    ),
+]
+MinSupportOption = Annotated[
+    float,
+    typer.Option(
+        "--min-support",
+        min=0,
+        max=1,
+        help="Minimum share of an answer's words that occur in the passage or the question.",
+        rich_help_panel=ROWS,
+    ),
+]
+MaxDocumentShareOption = Annotated[
+    float,
+    typer.Option(
+        "--max-document-share",
+        min=0.001,
+        max=1,
+        help="Maximum share of one document in the rows; at least an equal share is allowed.",
+        rich_help_panel=ROWS,
+    ),
+]
+JudgeOption = Annotated[
+    str,
+    typer.Option(
+        "--judge",
+        metavar="URL_OR_MODEL",
+        help="Model that rates the rows from 1 to 10, as --teacher. Default: no judge.",
+        rich_help_panel=JUDGE,
+    ),
+]
+JudgeModelOption = Annotated[
+    str, typer.Option("--judge-model", help="Name of the judge at its endpoint.", rich_help_panel=JUDGE)
+]
+JudgeKeyOption = Annotated[
+    str,
+    typer.Option(
+        "--judge-key",
+        metavar="VARIABLE",
+        help="Environment variable with the judge's API key.",
+        rich_help_panel=JUDGE,
+    ),
+]
+MinScoreOption = Annotated[
+    int, typer.Option("--min-score", min=1, max=10, help="Minimum score of a row.", rich_help_panel=JUDGE)
+]
+ConcurrencyOption = Annotated[
+    int,
+    typer.Option(
+        "--concurrency",
+        min=1,
+        max=256,
+        help="Concurrent requests, or answers per batch of a local model.",
+        rich_help_panel=LIMITS,
+    ),
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option("--timeout-seconds", min=1, help="Timeout of a request in seconds.", rich_help_panel=LIMITS),
+]
+RetriesOption = Annotated[
+    int,
+    typer.Option("--retries", min=0, max=10, help="Maximum number of retries of a request.", rich_help_panel=LIMITS),
+]
+MaxCostOption = Annotated[
+    float | None,
+    typer.Option("--max-cost", min=0, help="Limit of the cost. Requires a price.", rich_help_panel=LIMITS),
+]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Limit of all tokens of prompts and answers.", rich_help_panel=LIMITS),
+]
+InputPriceOption = Annotated[
+    float,
+    typer.Option("--input-price", min=0, help="Price of a million tokens of prompts.", rich_help_panel=LIMITS),
+]
+OutputPriceOption = Annotated[
+    float,
+    typer.Option("--output-price", min=0, help="Price of a million tokens of answers.", rich_help_panel=LIMITS),
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Estimate requests, tokens and cost, and send no request.", rich_help_panel=LIMITS),
+]
+ProbeOption = Annotated[
+    int,
+    typer.Option(
+        "--probe",
+        min=0,
+        help="With --dry-run: ask for this number of rows to measure yield and time. The run uses their answers.",
+        rich_help_panel=LIMITS,
+    ),
+]
+OverwriteRowsOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the rows in the output folder; its answers are used again.")
+]
+
+
+@app.command()
+def synthesize(
+    output: OutputOption,
+    teacher: TeacherOption,
+    sources: SourcesArgument = None,
+    teacher_model: TeacherModelOption = "",
+    teacher_key: TeacherKeyOption = "",
+    template: TemplateOption = ["qa@1"],  # noqa: B006
+    rows: RowsOption = 100,
+    per_passage: PerPassageOption = 3,
+    temperature: TemperatureOption = 0.7,
+    top_p: TopPOption = 0.95,
+    answer_tokens: AnswerTokensOption = 512,
+    repairs: RepairsOption = 1,
+    min_support: MinSupportOption = 0.7,
+    max_document_share: MaxDocumentShareOption = 0.25,
+    judge: JudgeOption = "",
+    judge_model: JudgeModelOption = "",
+    judge_key: JudgeKeyOption = "",
+    min_score: MinScoreOption = 7,
+    concurrency: ConcurrencyOption = 4,
+    timeout: TimeoutOption = 120.0,
+    retries: RetriesOption = 3,
+    max_cost: MaxCostOption = None,
+    max_tokens: MaxTokensOption = None,
+    input_price: InputPriceOption = 0.0,
+    output_price: OutputPriceOption = 0.0,
+    dry_run: DryRunOption = False,
+    probe: ProbeOption = 0,
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    overwrite: OverwriteRowsOption = False,
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
+) -> None:
+    """Write grounded rows from documents with a teacher model, as a source for `tuneline curate`.
+
+    After an interruption, the same command resumes without asking again for an answer that it has received.
+    """
+    if max_cost is not None and not (input_price or output_price):
+        raise UsageError(
+            "--max-cost requires a price", hint="Add --input-price and --output-price, or use --max-tokens."
+        )
+    if probe and not dry_run:
+        raise UsageError("--probe requires --dry-run", hint="Add --dry-run, or leave --probe out.")
+    if (judge_model or judge_key) and not judge:
+        raise UsageError("--judge-model and --judge-key require --judge", hint="Name the judge with --judge.")
+    customization = load_config(config, sets)
+    if not sources and config is None and not sets:
+        raise UsageError("Missing argument 'sources'", hint="Give documents, or a configuration with -c.")
+    from pipelines.runs.single_stages import select_sources
+    from pipelines.synthesis import synthesis_run
+    from pipelines.synthesis.budget import Budget
+    from pipelines.synthesis.settings import SynthesisSettings
+    from pipelines.synthesis.teachers import Sampling, TeacherOptions
+
+    if sources:
+        select_sources(customization, sources)
+    settings = SynthesisSettings(
+        tuple(template),
+        rows,
+        per_passage,
+        Sampling(temperature, top_p, answer_tokens, customization.seed),
+        repairs,
+        min_support,
+        max_document_share,
+        min_score,
+        customization.data_curation.near_duplicate_threshold,
+    )
+    limits = (concurrency, timeout, retries)
+    teacher_options = TeacherOptions("--teacher", teacher, teacher_model, teacher_key, *limits)
+    judge_options = TeacherOptions("--judge", judge, judge_model, judge_key, *limits) if judge else None
+    budget = Budget(input_price, output_price, max_cost, max_tokens)
+    with (
+        open_workdir("synthesize", as_json, workdir) as (reporter, work),
+        synthesis_run.prepare(
+            customization.data_curation, settings, teacher_options, judge_options, budget, output, work, reporter
+        ) as prepared,
+    ):
+        if dry_run:
+            estimate = prepared.estimate(probe)
+            result = {"dry_run": True, **estimate.as_dict(), **prepared.describe_inputs()}
+            lines = _format_estimate(result, budget)
+        else:
+            result = prepared.run(overwrite=overwrite)
+            lines = _format_result(result, output)
+    print_result(result, as_json, lines)
+
+
+def _format_estimate(estimate: dict[str, Any], budget: Budget) -> list[str]:
+    seconds = estimate["seconds"]
+    lines = [
+        f"{estimate['rows']:,} rows, yield {estimate['yield']:.0%} ({estimate['basis']}); "
+        f"passages: {estimate['passages']:,}, documents: {estimate['documents']:,}",
+        f"{estimate['requests']:,} requests, {estimate['input_tokens']:,} tokens of prompts, "
+        f"{estimate['output_tokens']:,} of answers",
+        "time: " + (f"{seconds:,.0f} seconds" if seconds is not None else "not measured; add --probe 20"),
+    ]
+    if budget.input_price or budget.output_price:
+        lines.append(f"cost: {estimate['cost']:,.4g}, at most {estimate['max_cost']:,.4g}")
+    return lines
+
+
+def _format_result(result: dict[str, Any], output: Path) -> list[str]:
+    counts, tokens = result["rows"], result["tokens"]
+    rejected = ", ".join(f"{count} {reason}" for reason, count in counts["rejected"].items()) or "none"
+    lines = [
+        f"{counts['accepted']:,} of {counts['requested']:,} rows, yield {result['yield']:.0%}; rejected: {rejected}",
+        f"{result['requests']:,} requests, {tokens['input']:,} tokens of prompts, {tokens['output']:,} of answers, "
+        f"cost {result['cost']:,.4g}",
+    ]
+    lines += [result["note"]] if result["note"] else []
+    return [*lines, f"rows: {output / 'rows.jsonl'}", f"report: {output / 'report.html'}"]

@@ -1,0 +1,1 @@
+"""Synthetic training rows from documents: a teacher answers prompts about passages, and checks reject ungrounded rows."""

@@ -1,0 +1,102 @@
+"""Estimates of requests, tokens, time and cost: from measured answers of a probe, or from assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from pipelines.synthesis.budget import Budget, estimate_tokens
+from pipelines.synthesis.journal import Answer
+from pipelines.synthesis.settings import SynthesisSettings
+from pipelines.synthesis.synthesis import SynthesizedRows, Task
+
+# Without a probe. Small models reach a yield of 0.1, large ones 0.9.
+ASSUMED_YIELD = 0.6
+ASSUMED_ANSWER_TOKENS = 120
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate of a whole synthesis, its probe included.
+
+    Attributes:
+        basis: "measured" with a probe, otherwise "assumed".
+        rows: the expected number of rows.
+        row_yield: accepted rows per task.
+        requests: the number of requests, with repairs and judgements.
+        input_tokens: tokens of the prompts.
+        output_tokens: tokens of the answers.
+        seconds: time of all requests at the concurrency; None without a probe.
+        cost: in the unit of the prices.
+        max_cost: the cost if every task is asked, with all repairs and answers of the maximum length.
+    """
+
+    basis: str
+    rows: int
+    row_yield: float
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    seconds: float | None
+    cost: float
+    max_cost: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the estimate as JSON values."""
+        fields = asdict(self)
+        return {"yield" if name == "row_yield" else name: value for name, value in fields.items()}
+
+
+def estimate_synthesis(
+    tasks: Sequence[Task],
+    settings: SynthesisSettings,
+    probe: SynthesizedRows | None,
+    answers: Sequence[Answer],
+    budget: Budget,
+    concurrency: int,
+    *,
+    has_judge: bool,
+) -> Estimate:
+    """Return the estimate of a synthesis.
+
+    Args:
+        tasks: all tasks.
+        settings: the settings.
+        probe: the rows of the probe; None without a probe.
+        answers: the answers of the probe.
+        budget: the prices.
+        concurrency: the number of concurrent requests.
+        has_judge: whether a judge rates the rows.
+    """
+    prompts = [
+        estimate_tokens(message["content"] for message in task.template.build_messages(task.passage, task.number))
+        for task in tasks
+    ]
+    attempts = settings.repairs + 1
+    max_cost = budget.compute_cost(sum(prompts) * attempts, len(tasks) * attempts * settings.sampling.max_tokens)
+    seconds = None
+    if probe is None or not answers:
+        row_yield, requests_per_task = ASSUMED_YIELD, 1 + (ASSUMED_YIELD if has_judge else 0.0)
+        input_per_request, output_per_request = fmean(prompts), float(ASSUMED_ANSWER_TOKENS)
+    else:
+        row_yield = len(probe.rows) / probe.asked
+        requests_per_task = len(answers) / probe.asked
+        input_per_request = fmean(answer.input_tokens for answer in answers)
+        output_per_request = fmean(answer.output_tokens for answer in answers)
+        seconds = fmean(answer.seconds for answer in answers) / concurrency
+    needed = min(len(tasks), round(settings.rows / row_yield)) if row_yield else len(tasks)
+    requests = round(needed * requests_per_task)
+    input_tokens, output_tokens = round(requests * input_per_request), round(requests * output_per_request)
+    return Estimate(
+        "measured" if seconds is not None else "assumed",
+        min(settings.rows, round(needed * row_yield)),
+        round(row_yield, 4),
+        requests,
+        input_tokens,
+        output_tokens,
+        None if seconds is None else round(requests * seconds, 1),
+        budget.compute_cost(input_tokens, output_tokens),
+        max_cost,
+    )

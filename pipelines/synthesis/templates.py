@@ -1,0 +1,125 @@
+"""Prompt templates: versioned files of this package, and the user's own files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from components.common.artifacts import hashing
+from components.common.runtime.errors import UsageError
+from components.common.runtime.yaml_loading import describe_yaml_error, load_yaml
+from pipelines.synthesis.passages import Passage
+from pipelines.synthesis.row_kinds import KINDS, RowKind
+
+FOLDER = Path(__file__).parent / "templates"
+PLACEHOLDERS = ("{passage}", "{style}")
+DELIMITER_TAG = re.compile(r"<(/?)\s*passage\s*>", re.IGNORECASE)
+MAX_TEMPLATE_BYTES = 100_000
+
+
+class TemplateFile(BaseModel):
+    """The keys of a template file.
+
+    Attributes:
+        kind: a key of KINDS.
+        styles: descriptions of the row, of which the requests about a passage use one after the other.
+        system: the system message.
+        user: the user message with the placeholders {passage} and {style}.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: str
+    styles: list[str] = Field(min_length=1)
+    system: str = Field(min_length=1)
+    user: str = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A prompt template.
+
+    Attributes:
+        name: the name with its version, such as qa@1; of a user's file, the file's name.
+        sha256: the digest of the file.
+        file: the content of the file.
+    """
+
+    name: str
+    sha256: str
+    file: TemplateFile
+
+    @property
+    def kind(self) -> RowKind:
+        """The kind of the rows."""
+        return KINDS[self.file.kind]
+
+    def build_messages(self, passage: Passage, number: int) -> list[dict[str, str]]:
+        """Return the messages of the request with this number about a passage, counted from 0."""
+        # The passage cannot end its own quotation.
+        quoted = DELIMITER_TAG.sub(r"< \1passage>", passage.text)
+        user = self.file.user.replace("{style}", self.file.styles[number % len(self.file.styles)])
+        before, _, after = user.partition("{passage}")
+        return [{"role": "system", "content": self.file.system}, {"role": "user", "content": before + quoted + after}]
+
+
+def list_templates() -> list[str]:
+    """Return the names of the package's templates."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_templates(names: Sequence[str]) -> list[Template]:
+    """Return the templates with these names or paths.
+
+    Raises:
+        UsageError: a template does not exist or is invalid, or the templates write rows of several kinds.
+    """
+    templates = [_load_template(name) for name in dict.fromkeys(names)]
+    contents = {template.kind.content: template.name for template in templates}
+    if len(contents) > 1:
+        described = " and ".join(f"{name} ({kind})" for kind, name in contents.items())
+        raise UsageError(
+            f"--template: {described} write rows of different kinds, which one dataset cannot hold",
+            hint="Run the command once for each kind of rows, with separate output folders.",
+        )
+    return templates
+
+
+def _load_template(name: str) -> Template:
+    own = FOLDER / f"{name}.yaml"
+    path = own if name in list_templates() else Path(name)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TEMPLATE_BYTES + 1)
+        if len(content) > MAX_TEMPLATE_BYTES:
+            raise _describe_problem(name, f"has more than {MAX_TEMPLATE_BYTES:,} bytes")
+        parsed = TemplateFile.model_validate(load_yaml(content.decode()))
+    except OSError as error:
+        raise UsageError(
+            f"--template: {name!r} is neither a template nor a readable file: {error.strerror}",
+            hint=f"Use {', '.join(list_templates())}, or the path of a template file.",
+        ) from None
+    except yaml.YAMLError as error:
+        raise _describe_problem(name, f"is not YAML: {describe_yaml_error(error)}") from None
+    except UnicodeDecodeError:
+        raise _describe_problem(name, "is not UTF-8") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _describe_problem(name, f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}") from None
+    if parsed.kind not in KINDS:
+        raise _describe_problem(name, f"kind is {parsed.kind!r}; expected {', '.join(KINDS)}")
+    if "{passage}" not in parsed.user:
+        raise _describe_problem(name, "user has no placeholder {passage}")
+    return Template(path.stem if path == own else path.name, hashing.sha256_file(path), parsed)
+
+
+def _describe_problem(name: str, problem: str) -> UsageError:
+    return UsageError(
+        f"--template: {name}: {problem}",
+        hint="Expected the keys kind, styles, system and user; user contains {passage}. See docs/synthetic-data.md.",
+    )
