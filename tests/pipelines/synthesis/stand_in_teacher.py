@@ -2,7 +2,7 @@
 
     python -m tests.pipelines.synthesis.stand_in_teacher [PORT]      serves until it is killed, and prints its URL
 
-It chooses a sentence of the passage by the checksum of the request, and asks for the sentence by its longest words.
+It chooses the sentence that the request names, or one by the checksum of the request, and asks for the sentence by its longest words.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 MODEL_NAME = "stand-in"
 PASSAGE = re.compile(r"<passage>\n(.*)\n</passage>", re.DOTALL)
 SENTENCE = re.compile(r"[^.!?\n#]{15,}[.!?]")
+NUMBERED_SENTENCE = re.compile(r"about sentence (\d+)")
 Reply = tuple[int, Any]
 
 
@@ -44,8 +45,10 @@ def answer_from_passage(body: dict[str, Any]) -> Reply:
     assert passage
     sentences = [one.strip() for one in SENTENCE.findall(passage[1])]
     turns = []
+    named = NUMBERED_SENTENCE.search(content)
+    first = int(named[1]) - 1 if named else zlib.crc32(content.encode())
     for number in range(2 if "turns" in schema else 1):
-        sentence = sentences[(zlib.crc32(content.encode()) + number) % len(sentences)]
+        sentence = sentences[(first + number) % len(sentences)]
         words = sorted(dict.fromkeys(re.findall(r"[A-Za-z]{4,}", sentence)), key=lambda word: (-len(word), word))[:3]
         turns.append(
             {"question": f"What is known about {' and '.join(words)}?", "answer": sentence, "evidence": sentence}

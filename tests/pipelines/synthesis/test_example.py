@@ -1,0 +1,78 @@
+"""The example of docs/synthetic-data.md: PDF files, synthetic rows, a tuned model, held-out questions; and a local teacher.
+
+Long tier: curation, training and evaluation start processes. The teacher of the example is the stand-in, and its model is
+tiny; the stress tier uses the embedded model.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.pipelines.command import ROOT, answer, refusal
+from tests.pipelines.synthesis.documents import write_documents
+from tests.pipelines.synthesis.stand_in_teacher import serve_teacher
+from tests.tiny import tiny_model
+
+EXAMPLE = ROOT / "docs" / "examples" / "synthetic"
+EMBEDDED = "embedded:smollm2-135m-instruct"
+TINY_SETTINGS = ("fine_tuning.learning_rate=5e-3", "fine_tuning.adaptation=full", "fine_tuning.max_steps=60")
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.daft]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("embedded", [False, pytest.param(True, marks=pytest.mark.stress)])
+def test_model_tuned_on_synthetic_rows_is_better_on_held_out_questions(tmp_path: Path, *, embedded: bool) -> None:
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    base = EMBEDDED if embedded else str(tiny_model(tmp_path / "tiny"))
+    settings = [f"fine_tuning.base_model={base}", *(() if embedded else TINY_SETTINGS)]
+    options = [*("-c", "customization.yaml"), *(part for one in settings for part in ("--set", one))]
+    with serve_teacher() as teacher:
+        made = answer(
+            "synthesize", "documents", "-o", "synthetic", "--teacher", teacher.url, "--template", "sentences.yaml",
+            "--per-passage", 8, "--rows", 48, cwd=tmp_path,
+        )  # fmt: skip
+    assert made["rows"] == {"requested": 48, "accepted": 48, "rejected": {}}
+    dataset = answer("curate", "-o", "dataset", *options, cwd=tmp_path)
+    assert dataset["rows"]["kept"] == 48
+    answer("finetune", "dataset", "-o", "model", *options, cwd=tmp_path)
+    evaluated = answer("evaluate", "model", "--dataset", "dataset", "-o", "evaluation", *options, cwd=tmp_path)
+    loss = evaluated["metrics"]["held_out"]["loss"]
+    print(f"{loss['n']} held-out questions: loss {loss['base']:.3f} before, {loss['candidate']:.3f} after")
+    assert loss["candidate"] < loss["base"]
+
+
+@pytest.mark.long
+def test_local_teacher_answers_in_the_schema_and_equally_after_an_interruption(tmp_path: Path) -> None:
+    """A tiny model with random weights: its answers have the structure, and the checks reject them."""
+    write_documents(tmp_path / "docs", 2)
+    model = tiny_model(tmp_path / "tiny")
+    command = (
+        "synthesize",
+        "docs",
+        "--teacher",
+        model,
+        "--rows",
+        6,
+        "--per-passage",
+        2,
+        "--repairs",
+        0,
+        "--answer-tokens",
+        120,
+    )
+    whole = refusal(1, *command, "-o", "whole", "--concurrency", 2, cwd=tmp_path)
+    assert whole["message"].startswith("no answer of tiny passes the checks: ")
+    lines = (tmp_path / "whole" / "answers.jsonl").read_text().splitlines()
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "answers.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    refusal(1, *command, "-o", "part", "--concurrency", 2, cwd=tmp_path)
+    texts = [
+        sorted(line.partition('"seconds"')[0] for line in (tmp_path / name / "answers.jsonl").read_text().splitlines())
+        for name in ("whole", "part")
+    ]
+    assert texts[0] == texts[1]
+    assert any("question" in line for line in lines)
