@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from tests import preloaded_server
 
@@ -20,6 +22,8 @@ INHERITED_VARIABLES = (
     "TUNELINE_CACHE",
     "TUNELINE_THREADS",
 )  # the cache of converted models, and the number of threads per worker
+# Builds the commands once per process: a call of the app builds all of them, for most refusals the largest part.
+get_command = functools.cache(typer.main.get_command)
 PRELOADED = ("PRELOADED_STEPS", "PRELOADED_COMMANDS")
 COMMAND = [sys.executable, "-P", "-m", "pipelines.cli"]
 
@@ -90,6 +94,7 @@ def run_in_process(*arguments: object, cwd: Path, **extra: str) -> subprocess.Co
     os.umask(umask)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", command)
+        patch.setattr(typer.main, "get_command", get_command)
         patch.setattr(cli_main.process_control, "install_stop_handlers", lambda **_: None)
         patch.chdir(cwd)
         os.environ.clear()
