@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -62,6 +62,9 @@ stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random mo
 
 stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server; ten swaps under load with a bound on delays (11 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -s -m stress tests/pipelines/test_deployment.py $(ARGS)
+
+stress-synthesis: $(VENV)/.ready ## Kill a synthesis at 20 random moments, compare its estimated time, and tune the embedded model on its rows (10 minutes)
+	@$(BIN)/python -m pytest -s -m stress tests/pipelines/synthesis $(ARGS)
 
 bench-curation: $(VENV)/.ready ## Compare data curation with its peers; curate a million rows (1 hour); writes docs/benchmarks-curation.md
 	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/benchmarks-curation.md $(ARGS)

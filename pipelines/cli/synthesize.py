@@ -24,6 +24,7 @@ from pipelines.cli.application import (
 if TYPE_CHECKING:
     from pipelines.synthesis.budget import Budget
 
+# The maximum of each number also excludes NaN, with which a limit would never be reached.
 TEACHER, ROWS, LIMITS, JUDGE = "Teacher", "Rows", "Limits and estimate", "Judge"
 TeacherOption = Annotated[
     str,
@@ -69,7 +70,9 @@ TemplateOption = Annotated[
 RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Number of rows.", rich_help_panel=ROWS)]
 PerPassageOption = Annotated[
     int,
-    typer.Option("--per-passage", min=1, help="Maximum number of rows of a passage by template.", rich_help_panel=ROWS),
+    typer.Option(
+        "--per-passage", min=1, max=1000, help="Maximum number of rows of a passage by template.", rich_help_panel=ROWS
+    ),
 ]
 TemperatureOption = Annotated[
     float,
@@ -149,7 +152,9 @@ ConcurrencyOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout-seconds", min=1, help="Timeout of a request in seconds.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--timeout-seconds", min=1, max=86_400, help="Timeout of a request in seconds.", rich_help_panel=LIMITS
+    ),
 ]
 RetriesOption = Annotated[
     int,
@@ -157,7 +162,7 @@ RetriesOption = Annotated[
 ]
 MaxCostOption = Annotated[
     float | None,
-    typer.Option("--max-cost", min=0, help="Limit of the cost. Requires a price.", rich_help_panel=LIMITS),
+    typer.Option("--max-cost", min=0, max=1e9, help="Limit of the cost. Requires a price.", rich_help_panel=LIMITS),
 ]
 MaxTokensOption = Annotated[
     int | None,
@@ -165,11 +170,13 @@ MaxTokensOption = Annotated[
 ]
 InputPriceOption = Annotated[
     float,
-    typer.Option("--input-price", min=0, help="Price of a million tokens of prompts.", rich_help_panel=LIMITS),
+    typer.Option("--input-price", min=0, max=1e9, help="Price of a million tokens of prompts.", rich_help_panel=LIMITS),
 ]
 OutputPriceOption = Annotated[
     float,
-    typer.Option("--output-price", min=0, help="Price of a million tokens of answers.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--output-price", min=0, max=1e9, help="Price of a million tokens of answers.", rich_help_panel=LIMITS
+    ),
 ]
 DryRunOption = Annotated[
     bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 import urllib.error
@@ -9,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from http.client import HTTPException
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,13 +19,20 @@ from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.runtime import chat_completions, http_client
 from components.common.runtime.errors import RESUME_HINT, EngineMissingError, InterruptedRunError, UsageError
 from components.data_curation.score_settings import JudgeSettings
-from components.evaluation.tasks.chat_endpoint import ChatEndpoint, NoAnswerError, RequestRejectedError, get_text
+from components.evaluation.tasks.chat_endpoint import (
+    ChatEndpoint,
+    MissingTextError,
+    NoAnswerError,
+    RequestRejectedError,
+)
 from pipelines.synthesis.budget import Budget, estimate_tokens
 from pipelines.synthesis.journal import Answer, Journal
 from pipelines.synthesis.teachers import TeacherOptions, TeacherRequest
 
 CHECK_SECONDS = 20.0
 MAX_LISTED_MODELS = 10
+MAX_NAME_CHARACTERS = 200
+MAX_STATED_TOKENS = 100_000_000  # of a request; a larger number is an error of the endpoint
 
 
 class EndpointTeacher:
@@ -84,7 +93,7 @@ class EndpointTeacher:
         self, requests: Sequence[TeacherRequest], journal: Journal, budget: Budget, count: Callable[[], None]
     ) -> None:
         """See `Teacher.answer`. Each thread stores its answer before it takes the next request."""
-        unknown = [request for request in requests if journal.get(request.key) is None]
+        unknown = {request.key: request for request in requests if journal.get(request.key) is None}
         pending: set[Future[Answer]] = set()
         pool = ThreadPoolExecutor(self.concurrency)
 
@@ -96,7 +105,7 @@ class EndpointTeacher:
                 count()
 
         try:
-            for request in unknown:
+            for request in unknown.values():
                 while not budget.try_reserve(request.key, request.input_tokens, request.sampling.max_tokens):
                     collect()
                 pending.add(pool.submit(self._ask, request, journal))
@@ -128,44 +137,54 @@ class EndpointTeacher:
             "seed": request.seed,
         }
         schema = {"type": "json_schema", "json_schema": {"name": "row", "strict": True, "schema": request.schema}}
-        start = time.monotonic()
+        read_answer = functools.partial(_read_answer, request, time.monotonic())
         try:
             try:
-                response = self._endpoint.request({**body, "response_format": schema} if self._uses_schema else body)
+                answer = self._endpoint.request(
+                    {**body, "response_format": schema} if self._uses_schema else body, read_answer
+                )
             except RequestRejectedError as error:
                 if not error.is_request_specific or not self._uses_schema or self._is_probed:
                     raise
-                response = self._endpoint.request(body)
+                answer = self._endpoint.request(body, read_answer)
                 self._uses_schema = False
             self._is_probed = True
         except RequestRejectedError as error:
             if not error.is_request_specific:
                 raise
             answer = Answer(request.key, "", refusal=error.message)
-        else:
-            answer = _read_answer(request, response, time.monotonic() - start)
         journal.add(answer)
         return answer
 
 
-def _read_answer(request: TeacherRequest, response: object, seconds: float) -> Answer:
-    """Return the answer in a response; the tokens are estimated if the response does not state them."""
-    text = get_text(response)
-    fields = response if isinstance(response, dict) else {}
-    usage = fields.get("usage")
+def _read_answer(request: TeacherRequest, start_seconds: float, response: Any) -> Answer:
+    """Return the answer in a response; the tokens are estimated if the response does not state them.
+
+    A message without content, such as a refusal or a reasoning that reached the limit, is paid for: an empty answer.
+
+    Raises:
+        MissingTextError: the response contains no message.
+    """
+    try:
+        choice = response["choices"][0]
+        content, finish_reason = choice["message"].get("content"), choice.get("finish_reason")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise MissingTextError("the response has no message in choices[0]") from None
+    text = content if isinstance(content, str) else ""
+    usage = response.get("usage")
     stated = [usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")]
-    counts = [tokens for tokens in stated if isinstance(tokens, int) and tokens >= 0]
+    counts = [tokens for tokens in stated if isinstance(tokens, int) and 0 <= tokens <= MAX_STATED_TOKENS]
     is_estimated = len(counts) < len(stated)
     input_tokens, output_tokens = (request.input_tokens, estimate_tokens([text])) if is_estimated else counts
     return Answer(
         request.key,
         text,
-        fields["choices"][0].get("finish_reason") == "length",
+        finish_reason == "length",
         input_tokens,
         output_tokens,
         is_estimated,
-        round(seconds, 3),
-        str(fields.get("model") or ""),
+        round(time.monotonic() - start_seconds, 3),
+        str(response.get("model") or "")[:MAX_NAME_CHARACTERS],
     )
 
 
@@ -181,7 +200,8 @@ def _list_models(option: str, url: str, key: str) -> list[str]:
     try:
         with http_client.build_opener(address).open(request, timeout=CHECK_SECONDS) as response:
             content = json.loads(response.read(chat_completions.MAX_RESPONSE_BYTES))
-        return [str(model["id"]) for model in content["data"]]
+        names = [str(model["id"]) for model in content["data"]]
+        return [name for name in names if name.isprintable() and len(name) <= MAX_NAME_CHARACTERS]
     except urllib.error.HTTPError as error:
         status = chat_completions.describe_status(error, key)
         if error.code in (401, 403):
@@ -190,7 +210,7 @@ def _list_models(option: str, url: str, key: str) -> list[str]:
                 hint=f"Name the environment variable with the API key with {option}-key, and check its value.",
             ) from None
         return []
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []  # an endpoint without a list of models
     except (OSError, HTTPException) as error:
         raise EngineMissingError(

@@ -10,11 +10,13 @@ from typing import Any
 from pipelines.synthesis.budget import Budget, estimate_tokens
 from pipelines.synthesis.journal import Answer
 from pipelines.synthesis.settings import SynthesisSettings
-from pipelines.synthesis.synthesis import SynthesizedRows, Task
+from pipelines.synthesis.synthesis import JUDGE_MAX_TOKENS, SynthesizedRows, Task
 
 # Without a probe. Small models reach a yield of 0.1, large ones 0.9.
 ASSUMED_YIELD = 0.6
 ASSUMED_ANSWER_TOKENS = 120
+REPAIR_TOKENS = 60  # of the request to correct an answer, rounded up
+JUDGE_PROMPT_TOKENS = 400  # of the judge's instruction and criteria, rounded up
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Estimate:
         output_tokens: tokens of the answers.
         seconds: time of all requests at the concurrency; None without a probe.
         cost: in the unit of the prices.
-        max_cost: the cost if every task is asked, with all repairs and answers of the maximum length.
+        max_cost: the cost if every task is asked, with all repairs, judgements and answers of the maximum length; at
+            most the limit of the cost.
     """
 
     basis: str
@@ -75,7 +78,14 @@ def estimate_synthesis(
         for task in tasks
     ]
     attempts = settings.repairs + 1
-    max_cost = budget.compute_cost(sum(prompts) * attempts, len(tasks) * attempts * settings.sampling.max_tokens)
+    # A repair repeats the prompt with all earlier answers; the judge reads about the prompt and the answer.
+    repeated = attempts * (attempts - 1) // 2 * (settings.sampling.max_tokens + REPAIR_TOKENS)
+    max_input = sum(prompts) * attempts + len(tasks) * repeated
+    max_output = len(tasks) * attempts * settings.sampling.max_tokens
+    if has_judge:
+        max_input += sum(prompts) + len(tasks) * (settings.sampling.max_tokens + JUDGE_PROMPT_TOKENS)
+        max_output += len(tasks) * JUDGE_MAX_TOKENS
+    max_cost = budget.compute_cost(max_input, max_output)
     seconds = None
     if probe is None or not answers:
         row_yield, requests_per_task = ASSUMED_YIELD, 1 + (ASSUMED_YIELD if has_judge else 0.0)
@@ -98,5 +108,5 @@ def estimate_synthesis(
         output_tokens,
         None if seconds is None else round(requests * seconds, 1),
         budget.compute_cost(input_tokens, output_tokens),
-        max_cost,
+        max_cost if budget.max_cost is None else min(max_cost, budget.max_cost),
     )

@@ -1,18 +1,21 @@
 """Journal of the teacher's answers: a file of JSON lines to which each answer is flushed before it is used.
 
-A synthesis that was killed therefore does not ask for an answer that it has received.
+A synthesis that was killed therefore does not ask for an answer that it has received. One process at a time has the
+journal open, so two processes in one folder do not pay for the same answers.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from io import BufferedWriter
 from pathlib import Path
+
+from components.common.runtime.errors import BusyError
 
 FILENAME = "answers.jsonl"
 
@@ -48,26 +51,37 @@ class Journal:
     """The answers in a journal by key. Methods may be called by several threads.
 
     Args:
-        path: the file; created with the first answer. A line that an interruption truncated is ignored.
+        path: the file. A line that an interruption truncated is ignored. Requests that the endpoint rejected are
+            ignored too: they were not paid for, and the endpoint may accept them now.
+
+    Raises:
+        BusyError: another process has the journal open.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self._lock = threading.Lock()
         self._answers: dict[str, Answer] = {}
-        self._file: BufferedWriter | None = None
-        content = path.read_bytes() if path.exists() else b""
+        self._file = path.open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise BusyError(
+                f"another process writes {path}", hint="Rerun the command after that process has ended."
+            ) from None
+        content = path.read_bytes()
         for line in content.split(b"\n"):
-            with suppress(ValueError, TypeError):
+            with suppress(ValueError, TypeError, RecursionError):
                 answer = Answer(**json.loads(line))
-                self._answers[answer.key] = answer
+                if not answer.refusal:
+                    self._answers[answer.key] = answer
         self._ends_open = bool(content) and not content.endswith(b"\n")
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file:
-            self._file.close()
+        self._file.close()
 
     def __iter__(self) -> Iterator[Answer]:
         return iter(list(self._answers.values()))
@@ -87,11 +101,9 @@ class Journal:
         """
         line = json.dumps(asdict(answer), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
-            if self._file is None:
-                self._file = self._path.open("ab")
             self._file.write(b"\n" + line if self._ends_open else line)
             self._ends_open = True  # until the line is complete
             self._file.flush()
             os.fsync(self._file.fileno())
             self._ends_open = False
-            self._answers[answer.key] = answer
+            self._answers[answer.key] = Answer(**json.loads(line))  # as a resumed synthesis reads it

@@ -73,9 +73,12 @@ class LocalTeacher:
             unknown = [request for request in batch if journal.get(request.key) is None]
             if not unknown:
                 continue
-            for request in unknown:
-                budget.try_reserve(request.key, request.input_tokens, request.sampling.max_tokens)
-                budget.reserved.clear()
+            budget.try_reserve(
+                "batch",
+                sum(request.input_tokens for request in unknown),
+                sum(request.sampling.max_tokens for request in unknown),
+            )
+            budget.reserved.clear()
             for answer in self._answer_batch(batch):
                 if journal.get(answer.key) is None:
                     journal.add(answer)

@@ -9,13 +9,15 @@ from typing import Any
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
-from components.common.runtime.errors import OutputOccupiedError
+from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError
 from pipelines.synthesis import journal
 from pipelines.synthesis.report import render_report
 from pipelines.synthesis.synthesis import SynthesizedRows
 
 KIND = "synthesis"
 ROWS_FILENAME, REJECTED_FILENAME, REPORT_FILENAME = "rows.jsonl", "rejected.jsonl", "report.html"
+
+DAMAGED_HINT = "Write the rows again from the stored answers with --overwrite."
 
 
 def find_finished(folder: Path, key: str, *, overwrite: bool) -> Artifact | None:
@@ -24,14 +26,26 @@ def find_finished(folder: Path, key: str, *, overwrite: bool) -> Artifact | None
     Raises:
         OutputOccupiedError: the folder contains other files, or another artifact and `overwrite` is not set. Of another
             synthesis, `overwrite` keeps the journal.
-        ArtifactDamagedError: a file of the finished synthesis has changed.
+        ArtifactDamagedError: the manifest or a file of the finished synthesis has changed, and `overwrite` is not set.
+            The journal may have new answers, of a probe or of other settings.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputOccupiedError(f"{folder} is a file; expected a folder", hint="Choose a folder with -o.")
     if (folder / artifact_folder.MANIFEST_FILENAME).exists():
-        existing = artifact_folder.read_manifest(folder)
-        if existing.kind == KIND and existing.produced_by.get("key") == key:
-            return artifact_folder.read(folder, KIND)
+        try:
+            existing = artifact_folder.read_manifest(folder)
+        except ArtifactDamagedError as error:
+            if overwrite and (folder / journal.FILENAME).exists():
+                return None
+            raise ArtifactDamagedError(error.message, hint=DAMAGED_HINT) from None
+        if existing.kind == KIND and existing.produced_by.get("key") == key and not overwrite:
+            for file in existing.files:
+                if file.path != journal.FILENAME and not artifact_folder.is_intact(folder / file.path, file):
+                    raise ArtifactDamagedError(
+                        f"{file.path} of the {KIND} in {folder} is missing, or has changed since it was published",
+                        hint=DAMAGED_HINT,
+                    )
+            return Artifact(folder, existing)
         if existing.kind != KIND or not overwrite:
             hint = "Choose another folder with -o"
             hint += (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ RowContentKind = Literal["sft", "preference"]
 MIN_TURNS, MAX_TURNS = 2, 4
 MAX_ANSWER_CHARACTERS = 50_000  # bounds the time to parse an answer
 TEXT_SCHEMA = {"type": "string"}
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # except tab, line feed and carriage return
 
 
 class InvalidAnswerError(ValueError):
@@ -100,6 +102,8 @@ def _read_texts(value: object, names: tuple[str, ...]) -> list[str]:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidAnswerError(f"{name} contains half of a surrogate pair") from None
+        if CONTROL_CHARACTER.search(text):
+            raise InvalidAnswerError(f"{name} contains a control character")
         texts.append(text.strip())
     return texts
 

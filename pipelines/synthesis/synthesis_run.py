@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.runtime.errors import InputError, InterruptedRunError
 from components.common.runtime.reporters import Reporter
-from components.common.workspace import job_folders
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.config import DataCurationConfig
 from pipelines.synthesis import journal as answer_journal
@@ -28,8 +26,6 @@ from pipelines.synthesis.teacher_loading import open_teacher
 from pipelines.synthesis.teachers import Teacher, TeacherOptions
 from pipelines.synthesis.templates import Template, load_templates
 
-STATE_FOLDER = "synthesis"  # of the locks, in the workdir's state
-
 
 @dataclass(frozen=True)
 class PreparedSynthesis:
@@ -44,7 +40,6 @@ class PreparedSynthesis:
         judge: the judge; None without a judge.
         budget: the limits and prices.
         output: the output folder.
-        lock: the folder that is locked while requests are sent.
         curation: settings of the curation that determine the passages, for the manifest.
         reporter: receives the progress.
     """
@@ -57,7 +52,6 @@ class PreparedSynthesis:
     judge: Teacher | None
     budget: Budget
     output: Path
-    lock: Path
     curation: dict[str, Any]
     reporter: Reporter
 
@@ -109,30 +103,28 @@ class PreparedSynthesis:
             return self._build_result(finished)
         with self._open_journal() as journal:
             result = self._synthesize(journal)
-        if not result.rows:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in result.reasons.items())
-            raise InputError(
-                f"no answer of {self.teacher.name} passes the checks: {reasons}",
-                hint=f"See the answers in {self.output / answer_journal.FILENAME}, and use a larger teacher.",
-            )
-        summary = self._summarize(result)
-        if summary["note"]:
-            self.reporter.note(summary["note"])
-        artifact = output_folder.publish(self.output, key, result, inputs, config, self.settings.sampling.seed, summary)
-        return self._build_result(artifact)
+            if not result.rows:
+                reasons = ", ".join(f"{count} {reason}" for reason, count in result.reasons.items())
+                raise InputError(
+                    f"no answer of {self.teacher.name} passes the checks: {reasons}",
+                    hint=f"See the answers in {self.output / answer_journal.FILENAME}, and use a larger teacher.",
+                )
+            summary = self._summarize(result)
+            if summary["note"]:
+                self.reporter.note(summary["note"])
+            seed = self.settings.sampling.seed
+            return self._build_result(output_folder.publish(self.output, key, result, inputs, config, seed, summary))
 
     @contextmanager
     def _open_journal(self) -> Iterator[Journal]:
-        """Provide the journal of the output folder, which no other process writes, and count its answers."""
-        self.lock.mkdir(parents=True, exist_ok=True)
-        with job_folders.folder_lock(self.lock):
-            self.output.mkdir(parents=True, exist_ok=True)
-            with Journal(self.output / answer_journal.FILENAME) as journal:
-                if len(journal):
-                    self.reporter.note(f"{len(journal):,} stored answers are used again")
-                for answer in journal:
-                    self.budget.add(answer)
-                yield journal
+        """Provide the journal of the output folder, and count its answers."""
+        self.output.mkdir(parents=True, exist_ok=True)
+        with Journal(self.output / answer_journal.FILENAME) as journal:
+            if len(journal):
+                self.reporter.note(f"{len(journal):,} stored answers are used again")
+            for answer in journal:
+                self.budget.add(answer)
+            yield journal
 
     def _synthesize(self, journal: Journal, max_tasks: int | None = None) -> SynthesizedRows:
         work = Synthesis(self.tasks, self.settings, self.teacher, self.judge, journal, self.budget, self.reporter)
@@ -140,10 +132,10 @@ class PreparedSynthesis:
         try:
             return work.run(max_tasks)
         except BudgetReachedError as error:
-            accepted = len(work.result.rows)
             raise InterruptedRunError(
-                f"{error}; {accepted:,} of {self.settings.rows:,} rows are accepted",
-                hint="Raise the limit and run the same command to resume, or lower --rows to finish without a request.",
+                f"{error}; {len(journal):,} answers are stored",
+                hint="Raise the limit and run the same command to resume, or lower --rows to the rows that the stored "
+                "answers suffice for.",
             ) from None
 
     def _list_inputs(self) -> list[ArtifactInput]:
@@ -174,7 +166,7 @@ class PreparedSynthesis:
             },
             "prices": {"input": budget.input_price, "output": budget.output_price},
             "cost": budget.cost,
-            "diversity": measure_diversity(result.rows).as_dict(),
+            "diversity": measure_diversity(result.rows),
             "teacher": {"name": self.teacher.name, "sha256": self.teacher.sha256},
             "judge": {"name": self.judge.name, "sha256": self.judge.sha256} if self.judge else None,
             "templates": [{"name": one.name, "sha256": one.sha256} for one in self.templates],
@@ -218,7 +210,6 @@ def prepare(
             opened_judge,
             budget,
             output,
-            work.state / STATE_FOLDER / hashing.digest(str(output.resolve()))[:16],
             curation.model_dump(include={"text_unit", "documents", "personal_data", "format"}, mode="json"),
             reporter,
         )

@@ -90,7 +90,8 @@ def build_request(
     Args:
         number: distinguishes requests with equal messages.
     """
-    key = hashing.digest([teacher.sha256, vars(sampling), [dict(message) for message in messages], number])
+    asked = [dict(message) for message in messages]
+    key = hashing.digest([teacher.sha256, vars(sampling), asked, dict(schema), number])
     return TeacherRequest(key, messages, schema, sampling, int(key[:8], 16) & 0x7FFF_FFFF)
 
 

@@ -17,7 +17,6 @@ from pipelines.synthesis.passages import Passage
 from pipelines.synthesis.row_kinds import KINDS, RowKind
 
 FOLDER = Path(__file__).parent / "templates"
-PLACEHOLDERS = ("{passage}", "{style}")
 DELIMITER_TAG = re.compile(r"<(/?)\s*passage\s*>", re.IGNORECASE)
 MAX_TEMPLATE_BYTES = 100_000
 

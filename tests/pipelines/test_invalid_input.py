@@ -1554,16 +1554,15 @@ SYNTHESIS_ERRORS = {  # the tests are in tests/pipelines/synthesis
     "the teacher at … rejects the key: …": ("engine_missing", 1),
     "the teacher at … rejects the request: …": ("engine_missing", 1),
     "the teacher at … stopped answering: …": ("interrupted", 75),
-    "--max-cost is …; … is spent, and the next request may exceed the limit; … of … rows are accepted": (
-        "interrupted",
-        75,
-    ),
-    "--max-tokens is …; … tokens are used, and the next request may exceed the limit; … of … rows are accepted": (
+    "--max-cost is …; … is spent, and the next request may exceed the limit; … answers are stored": ("interrupted", 75),
+    "--max-tokens is …; … tokens are used, and the next request may exceed the limit; … answers are stored": (
         "interrupted",
         75,
     ),
     "the sources contain no passage: …": ("input", 1),
     "no answer of … passes the checks: …": ("input", 1),
+    "another process writes …/answers.jsonl": ("busy", 1),
+    "… of the synthesis in … is missing, or has changed since it was published": ("artifact_damaged", 1),
     "… is not empty and was not written by tuneline synthesize": ("output_occupied", 2),
 }
 

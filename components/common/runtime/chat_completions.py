@@ -45,7 +45,11 @@ def post(base_url: str, key: str, body: Mapping[str, object], timeout_seconds: f
     # The settings of the callers allow only the schemes http and https.
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
     with http_client.build_opener(url).open(request, timeout=timeout_seconds) as response:
-        return json.loads(response.read(MAX_RESPONSE_BYTES))
+        content = response.read(MAX_RESPONSE_BYTES)
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("the response is nested too deeply") from None
 
 
 def describe_status(error: urllib.error.HTTPError, key: str) -> str:

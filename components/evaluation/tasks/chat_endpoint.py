@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import urllib.error
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import Any
+from typing import Any, TypeVar
 
 from components.common.runtime import chat_completions
 from components.common.runtime.errors import EngineMissingError
+
+AnswerT = TypeVar("AnswerT")
 
 
 class NoAnswerError(Exception):
@@ -63,13 +65,14 @@ class ChatEndpoint:
             RequestRejectedError: The endpoint rejects the key, the path or the question.
         """
         body = {"messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
-        return get_text(self.request(body))
+        return self.request(body, get_text)
 
-    def request(self, body: Mapping[str, object]) -> Any:
-        """Send a request to the model and return the first response with a text.
+    def request(self, body: Mapping[str, object], read_answer: Callable[[Any], AnswerT]) -> AnswerT:
+        """Send a request to the model, again until its response contains an answer, and return the answer.
 
         Args:
             body: The request without the model's name.
+            read_answer: Returns the answer in a response. Raises MissingTextError if there is none.
 
         Raises:
             NoAnswerError: All retries failed.
@@ -79,9 +82,8 @@ class ChatEndpoint:
         for attempt in range(self.retries + 1):
             rejection = None
             try:
-                answer = chat_completions.post(self.base_url, self.key, {"model": self.model, **body}, self.timeout)
-                get_text(answer)
-                return answer
+                request = {"model": self.model, **body}
+                return read_answer(chat_completions.post(self.base_url, self.key, request, self.timeout))
             except urllib.error.HTTPError as error:
                 rejection, reason = error, f"HTTP {error.code}"
                 text = chat_completions.describe_status(error, self.key)

@@ -6,11 +6,14 @@ tiny; the stress tier uses the embedded model.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
+from components.common.artifacts.hashing import sha256_file
 from tests.pipelines.command import ROOT, answer, refusal
 from tests.pipelines.synthesis.documents import write_documents
 from tests.pipelines.synthesis.stand_in_teacher import serve_teacher
@@ -38,6 +41,11 @@ def test_model_tuned_on_synthetic_rows_is_better_on_held_out_questions(tmp_path:
     assert made["rows"] == {"requested": 48, "accepted": 48, "rejected": {}}
     dataset = answer("curate", "-o", "dataset", *options, cwd=tmp_path)
     assert dataset["rows"]["kept"] == 48
+    documents = {sha256_file(path): path.name for path in (tmp_path / "documents").iterdir()}
+    for row in pyarrow.parquet.read_table(tmp_path / "dataset" / "train.parquet").to_pylist():
+        origin = json.loads(row["meta"])["meta"]
+        assert documents[origin["document_sha256"]] == row["source"]
+        assert origin["page"] == 1
     answer("finetune", "dataset", "-o", "model", *options, cwd=tmp_path)
     evaluated = answer("evaluate", "model", "--dataset", "dataset", "-o", "evaluation", *options, cwd=tmp_path)
     loss = evaluated["metrics"]["held_out"]["loss"]

@@ -5,7 +5,10 @@ Long tier: processes that are killed, and a local model.
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
 import random
 import signal
 import subprocess
@@ -16,15 +19,21 @@ from typing import Any
 
 import pytest
 
+from components.common.artifacts.hashing import sha256_file
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.reading.raw_records import Record
+from components.data_curation.reading.record_formats import parse_record
 from components.data_curation.reading.source_settings import SourceEntry
-from pipelines.synthesis import row_checks
+from components.evaluation.tasks.chat_endpoint import ChatEndpoint
+from pipelines.synthesis import journal, row_checks
 from pipelines.synthesis.budget import Budget, BudgetReachedError
+from pipelines.synthesis.endpoint_teacher import EndpointTeacher
 from pipelines.synthesis.journal import Answer, Journal
 from pipelines.synthesis.passages import Passage, read_passages
 from pipelines.synthesis.row_kinds import KINDS, Candidate, InvalidAnswerError, Turn, parse_answer
+from pipelines.synthesis.teachers import Sampling, build_request
 from pipelines.synthesis.templates import list_templates, load_templates
 from tests.pipelines.command import COMMAND, answer_in_process, environment, refusal
 from tests.pipelines.synthesis.documents import write_documents
@@ -71,6 +80,10 @@ def test_rows_have_provenance_and_are_conserved(folder: Path) -> None:
         pages = [row["meta"]["page"] for row in rows if row["source"].endswith(".pdf")]
         assert pages
         assert set(pages) <= {1, 2}
+        for row in rows:  # as curation reads them
+            (read,) = parse_record(Record("rows.jsonl", 1, row), "auto")
+            assert read.meta["meta"] == row["meta"]
+            assert row["meta"]["document_sha256"] == sha256_file(folder / "docs" / read.source)
         assert all(row["meta"]["evidence"][0] == row["messages"][1]["content"] for row in rows)
         assert {row["meta"]["template"] for row in rows} == {"qa@1"}
         # A finished result is returned; equal inputs in another folder give equal rows at any concurrency.
@@ -130,7 +143,7 @@ def test_journal_is_used_again_and_limits_stop(folder: Path) -> None:
 
 def test_estimate_of_a_probe_is_within_30_percent(folder: Path) -> None:
     prices = ("--input-price", 2, "--output-price", 6, "--rows", 12, "--concurrency", 2)
-    with serve_teacher(seconds=0.05) as teacher:
+    with serve_teacher() as teacher:
         assumed = synthesize(folder, teacher, *prices, "--dry-run")
         assert assumed["basis"] == "assumed"
         assert assumed["seconds"] is None
@@ -141,10 +154,105 @@ def test_estimate_of_a_probe_is_within_30_percent(folder: Path) -> None:
         assert estimate["basis"] == "measured"
         result = synthesize(folder, teacher, *prices)
         assert len(teacher.requests) == result["requests"]  # the probe was not paid for twice
-        seconds = sum(one["seconds"] for one in read_lines(folder / "out" / "answers.jsonl")) / 2
     assert estimate["requests"] == pytest.approx(result["requests"], rel=0.3)
     assert estimate["cost"] == pytest.approx(result["cost"], rel=0.3)
-    assert estimate["seconds"] == pytest.approx(seconds, rel=0.3)
+
+
+@pytest.mark.long
+@pytest.mark.stress
+def test_estimated_time_is_within_30_percent(folder: Path) -> None:
+    """Compare elapsed time, which depends on the load of the machine."""
+    options = ("--rows", 24, "--concurrency", 2)
+    with serve_teacher(seconds=0.5) as teacher:
+        estimate = synthesize(folder, teacher, *options, "--dry-run", "--probe", 6)
+        begin = time.monotonic()
+        synthesize(folder, teacher, *options, "--overwrite")
+        seconds = time.monotonic() - begin
+    assert estimate["seconds"] * 18 / 24 == pytest.approx(seconds, rel=0.3)
+
+
+def test_disk_that_is_full_stops_before_an_answer_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush, calls = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(descriptor)
+
+    options = ("--rows", 5, "--concurrency", 1)
+    with serve_teacher() as teacher:
+        monkeypatch.setattr(journal.os, "fsync", fsync)
+        error = refusal(1, "synthesize", "docs", "-o", "out", "--teacher", teacher.url, *options, cwd=folder)
+        assert error["kind"] == "disk_full"
+        assert len(teacher.requests) == 3  # none after the failure
+        assert not (folder / "out" / "rows.jsonl").exists()
+        stored = {int(key[:8], 16) & 0x7FFF_FFFF for key in read_keys(folder)}
+        assert len(stored) >= 2
+        monkeypatch.undo()
+        teacher.requests.clear()
+        synthesize(folder, teacher, *options)
+    assert not stored & {request["seed"] for request in teacher.requests}
+
+
+def test_journal_of_a_running_process_is_refused(folder: Path) -> None:
+    (folder / "out").mkdir()
+    with serve_teacher() as teacher, Journal(folder / "out" / "answers.jsonl"):
+        options = ("--workdir", "another")
+        error = refusal(1, "synthesize", "docs", "-o", "out", "--teacher", teacher.url, *options, cwd=folder)
+    assert error["kind"] == "busy"
+    assert not teacher.requests
+
+
+def test_hostile_answers_are_stored_once_and_escaped(folder: Path) -> None:
+    """Markup, half a surrogate pair, control characters, no content, and numbers of tokens that cannot be true."""
+    markup = "<script>alert(1)</script>"
+    (folder / "docs" / f"{markup.replace('/', '')}.md").write_text(f"# Pump {markup}\n\n{SENTENCE} {markup}\n")
+
+    def reply(body: dict[str, Any]) -> Reply:
+        code, value = answer_from_passage(body)
+        message, case = value["choices"][0]["message"], len(teacher.requests) % 6
+        value["usage"] = {"prompt_tokens": [10**400, -1, True, "9", 5.5, 7][case], "completion_tokens": math.nan}
+        value["model"] = markup
+        message["content"] = [
+            message["content"].replace("What is", f"What {markup} is"), None, "\ud800", '{"question": NaN}',
+            message["content"].replace("known", "known\\u0000"), message["content"],
+        ][case]  # fmt: skip
+        return code, value
+
+    options = ("--rows", 20, "--per-passage", 2, "--repairs", 0, "--concurrency", 1, "--input-price", 5)
+    with serve_teacher(reply) as teacher:
+        result = synthesize(folder, teacher, *options)
+        paid = len(teacher.requests)
+        rows = (folder / "out" / "rows.jsonl").read_bytes()
+        again = synthesize(folder, teacher, *options, "--overwrite")
+        assert len(teacher.requests) == paid == result["requests"]
+    assert again == result
+    assert (folder / "out" / "rows.jsonl").read_bytes() == rows
+    assert markup.encode() in rows
+    assert result["rows"]["rejected"]["structure"] >= 4
+    assert result["tokens"]["estimated"]
+    assert "<script>" not in (folder / "out" / "report.html").read_text()
+
+
+def test_finished_rows_survive_a_probe_and_changed_rows_are_refused(folder: Path) -> None:
+    with serve_teacher() as teacher:
+        result = synthesize(folder, teacher, "--rows", 2)
+        synthesize(folder, teacher, "--rows", 4, "--dry-run", "--probe", 4)
+        assert synthesize(folder, teacher, "--rows", 2) == result
+        (folder / "out" / "rows.jsonl").write_text("{}\n")
+        command = ("synthesize", "docs", "-o", "out", "--teacher", teacher.url, "--rows", 2)
+        assert refusal(1, *command, cwd=folder)["kind"] == "artifact_damaged"
+        paid = len(teacher.requests)
+        assert synthesize(folder, teacher, "--rows", 2, "--overwrite")["sha256"] == result["sha256"]
+        assert len(teacher.requests) == paid
+
+
+def test_equal_messages_with_another_schema_are_another_request() -> None:
+    teacher = EndpointTeacher(ChatEndpoint("http://localhost/v1", "m", "", 1.0, 0), 1)
+    sampling = Sampling(0.0, 1.0, 16, 0)
+    keys = {build_request(teacher, [], kind.schema, sampling, 0).key for kind in KINDS.values()}
+    assert len(keys) == len(KINDS)
 
 
 def test_invalid_answers_are_repaired_or_rejected(folder: Path) -> None:
@@ -318,10 +426,12 @@ def test_killed_synthesis_pays_for_no_stored_answer_again(folder: Path, kills: i
             "synthesize", "docs", "-o", "whole", "--teacher", teacher.url, "--rows", 14, "--concurrency", 3, cwd=folder
         )
         for _ in range(kills):
-            run_until_killed(folder, teacher, generator.random() * 0.1)
             stored = {int(key[:8], 16) & 0x7FFF_FFFF for key in read_keys(folder)}
-            paid_before = len(teacher.requests)
-        teacher.requests[:paid_before] = []
+            teacher.requests.clear()
+            run_until_killed(folder, teacher, generator.random() * 0.1)
+            assert not stored & {request["seed"] for request in teacher.requests}
+        stored = {int(key[:8], 16) & 0x7FFF_FFFF for key in read_keys(folder)}
+        teacher.requests.clear()
         result = answer_in_process(
             "synthesize", "docs", "-o", "out", "--teacher", teacher.url, "--rows", 14, "--concurrency", 3, cwd=folder
         )

@@ -28,6 +28,7 @@ def refuse(folder: Path, code: int, *options: object, teacher: str = UNREACHABLE
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--max-cost", "nan", "--input-price", 1), "Invalid value for '--max-cost': Input should be less than or equal to 1000000000"),
         (("--max-cost", 1), "--max-cost requires a price"),
         (("--probe", 5), "--probe requires --dry-run"),
         (("--judge-key", "KEY"), "--judge-model and --judge-key require --judge"),
@@ -81,8 +82,9 @@ def test_missing_key_and_unreachable_teacher_are_errors_before_any_work(folder: 
         ((429, "slow down"), 75, "interrupted", "stopped answering: HTTP 429"),
         ((500, "<html>oops</html>"), 75, "interrupted", "stopped answering: HTTP 500"),
         ((200, "not JSON"), 75, "interrupted", "stopped answering: JSONDecodeError"),
-        ((200, {"choices": []}), 75, "interrupted", "stopped answering: the response has no text"),
-        ((200, []), 75, "interrupted", "stopped answering: the response has no text"),
+        ((200, "[" * 200_000), 75, "interrupted", "stopped answering: ValueError"),
+        ((200, {"choices": []}), 75, "interrupted", "stopped answering: the response has no message"),
+        ((200, []), 75, "interrupted", "stopped answering: the response has no message"),
     ],
 )  # fmt: skip
 def test_failing_endpoint_stops_the_synthesis(folder: Path, reply: Reply, code: int, kind: str, message: str) -> None:
