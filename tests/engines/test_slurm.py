@@ -418,6 +418,7 @@ def test_missing_sbatch_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.daft
+@pytest.mark.stress
 def test_demo_fine_tuning_as_batch_job_matches_local_model(cluster: Cluster, tmp_path: Path) -> None:
     """The embedded model on the demo dataset, for two steps."""
     env = environment(ROOT, SLURM_CONF=str(cluster.configuration_file), TUNELINE_THREADS="1", HF_HUB_OFFLINE="1")

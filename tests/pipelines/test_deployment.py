@@ -196,7 +196,7 @@ def read_served_version(workdir: Path) -> str:
     return str(json.loads(state.read_text(encoding="utf-8"))["serving"]["version"]) if state.exists() else ""
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_promotions_and_rollback_under_load_lose_no_request(
     registry: Any, registered: RegisteredVersions, tmp_path: Path
 ) -> None:

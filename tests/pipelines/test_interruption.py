@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM, SIGKILL and `tuneline cancel` on a whole run: no process is left, and the run can be resumed.
 
-Long tier: one run of the whole pipeline is interrupted four times and then finished.
+Long tier: one run of the whole pipeline is interrupted twice and then finished. The stress tier stops runs while Triton starts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ pytestmark = [
     pytest.mark.dvc,
     pytest.mark.mlflow,
     pytest.mark.triton,
-    pytest.mark.long,
 ]
 WORKDIR = "stopped"
 
@@ -82,6 +81,7 @@ def read_digests(result: dict[str, Any]) -> dict[str, str]:
     return {kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items()}
 
 
+@pytest.mark.long
 def test_interrupted_and_killed_run_resumes_with_equal_digests(first_digests: dict[str, str], project: Path) -> None:
     child = start_until(project, is_training_metric)
     signal_group(child, signal.SIGINT)
@@ -93,7 +93,13 @@ def test_interrupted_and_killed_run_resumes_with_equal_digests(first_digests: di
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
     wait_until_alone(project / WORKDIR)
+    check_finished_run(project, first_digests)
 
+
+@pytest.mark.stress
+def test_run_cancelled_and_interrupted_while_triton_starts_is_finished(
+    first_digests: dict[str, str], project: Path
+) -> None:
     child = start_until(project, is_triton_startup)
     cancelled = answer("cancel", "latest", "--workdir", WORKDIR, cwd=project)
     assert (cancelled["state"], cancelled["stage"]) == ("interrupted", "triton_packaging")
@@ -107,7 +113,10 @@ def test_interrupted_and_killed_run_resumes_with_equal_digests(first_digests: di
     error = check_interruption(child, project, timeout=120)
     # Triton may exit before the second Ctrl-C; test_runs.py has a step that never ends by itself.
     assert error["message"] in ("the run was killed before it saved its last steps", "interrupted")
+    check_finished_run(project, first_digests)
 
+
+def check_finished_run(project: Path, first_digests: dict[str, str]) -> None:
     result = run(project, WORKDIR)
     assert read_digests(result) == first_digests
     assert [mlflow_run.data.tags.get("tuneline.stage") for mlflow_run in find_open_mlflow_runs(project / WORKDIR)] == []

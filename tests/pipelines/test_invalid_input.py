@@ -330,8 +330,8 @@ def start(
     *arguments: object, cwd: Path, enter: list[str] | None = None, as_root: bool = True, **extra: str
 ) -> subprocess.Popen[str]:
     """Start a command; `as_root=False` applies file permissions to root too. A server forks its steps if it may."""
-    if not enter and as_root and not extra:
-        extra = preloaded_server.get_variables("PRELOADED_STEPS")
+    if not enter and as_root and all(name.startswith("MLFLOW_") for name in extra):
+        extra |= preloaded_server.get_variables("PRELOADED_STEPS")
     return subprocess.Popen(
         [*(enter or []), *COMMAND, *map(str, arguments)],
         cwd=cwd,

@@ -195,7 +195,7 @@ def find_training_row(result: dict[str, Any]) -> int:
     return int(re.findall(r"in case (\d+)\?", train[0]["messages"][0]["content"])[0])
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_edited_stage_code_reruns_only_that_stage(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
     code = tmp_path / "code"
     for name in ("components", "pipelines"):

@@ -108,10 +108,11 @@ def test_each_step_links_to_its_mlflow_run_and_artifact(
 ) -> None:
     outputs, _, root = pipeline_run
     for step, kind in (("data-curation", "dataset"), ("fine-tuning", "model"), ("evaluation", "evaluation")):
-        run, digest = (root / step / "links").read_text(encoding="utf-8").splitlines()
+        run, digest, cost = (root / step / "links").read_text(encoding="utf-8").splitlines()
         assert "](https://mlflow.example/#/experiments/" in run
         assert "/runs/" in run
         assert digest == f"- {kind}: {outputs[kind]}"
+        assert cost.startswith("- cost: ")
     assert "](https://mlflow.example/#/models/" in (root / "registration" / "links").read_text(encoding="utf-8")
 
 
@@ -120,7 +121,7 @@ def list_manifests(project: Path) -> set[tuple[str, int]]:
     return {(str(path.parent), path.stat().st_ino) for path in (project / "pods" / "store").glob("*/manifest.json")}
 
 
-@pytest.mark.long
+@pytest.mark.stress
 @pytest.mark.parametrize("stage", ["data_curation", "fine_tuning", "evaluation", "triton_packaging"])
 def test_single_stage_gives_the_artifact_of_the_whole_pipeline(
     pipeline_run: tuple[dict[str, Any], list[str], Path], first: dict[str, Any], project: Path, tmp_path: Path, stage: str,
