@@ -60,7 +60,7 @@ stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a 
 stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each, and interrupt further recipes (15 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py tests/fine_tuning/test_resume.py $(ARGS)
 
-stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server; promotions, a rollback and ten swaps under load (15 minutes)
+stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server; a canary, promotions, a rollback and ten swaps under load (20 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -s -m stress tests/pipelines/test_deployment.py $(ARGS)
 
 stress-synthesis: $(VENV)/.ready ## Kill a synthesis at 20 random moments, compare its estimated time, and tune the embedded model on its rows (10 minutes)

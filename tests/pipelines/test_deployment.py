@@ -308,7 +308,7 @@ def test_package_with_wrong_answers_fails_the_smoke_test(
     assert "differs from the proof" in registry.get_model_version(NAME, version).tags["tuneline.serving.reason"]
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_a_canary_is_served_beside_the_champion_and_never_disturbs_it(
     registry: Any, registered: RegisteredVersions, tmp_path: Path
 ) -> None:
