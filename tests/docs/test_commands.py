@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.ma
 BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "components").glob("*/README.md"))]
 README = PAGES[0]
+RELEASE_PAGES = ("air-gap", "images", "models")  # those with a minute of CPU whose subject has tests in the other tiers
 UNREACHABLE_PROXY = "http://127.0.0.1:9"  # the documented commands need no network beyond this machine
 PROGRAMS = ("tuneline", "make", "python", "pip")
 
@@ -147,10 +148,13 @@ def test_readme_commands_customize_a_model(readme_folder: Path) -> None:
     assert all(Path(result["artifacts"]["model"], "manifest.json").exists() for result in results)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page != README and read_blocks(page)],
+    [
+        pytest.param(page, marks=pytest.mark.stress if page.stem in RELEASE_PAGES else pytest.mark.long)
+        for page in PAGES
+        if page != README and read_blocks(page)
+    ],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_page_commands_succeed(page: Path, readme_folder: Path, api: KfpApi) -> None:

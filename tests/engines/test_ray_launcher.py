@@ -240,6 +240,7 @@ finetune(artifact_folder.read(Path(job["dataset"])), Path(job["output"]), FineTu
 
 
 @pytest.mark.stress
+@pytest.mark.stress
 def test_next_command_attaches_to_job_of_a_killed_watcher(
     cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:
@@ -289,6 +290,7 @@ def test_stopped_training_is_saved_and_resumed_by_same_command(
     assert model.manifest.summary["resumed_from"]
 
 
+@pytest.mark.stress
 def test_training_error_is_reported_without_retry(
     cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path
 ) -> None:

@@ -346,6 +346,7 @@ def list_cached_stages(result: dict[str, Any]) -> set[str]:
 @pytest.mark.mlflow
 @pytest.mark.triton
 @pytest.mark.timeout(1800)  # complete runs, next to tests of other engines
+@pytest.mark.stress
 def test_bucket_and_folder_runs_have_equal_digests(
     address: str, first_digests: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_weights_are_sharded_while_they_are_loaded(
     assert all(0.45 < share < 0.75 for share in shares), shares
 
 
+@pytest.mark.stress
 def test_sharded_adapter_is_merged(model_and_dataset: tuple[Path, Artifact], tmp_path: Path) -> None:
     settings = {"lora": {"dropout": 0.0}, "processes": 2, "strategy": "zero3", "max_steps": 2}
     merged, apart = (
@@ -100,6 +101,7 @@ def test_lock_of_a_killed_compilation_does_not_stop_the_training(
     assert not (folder / TORCH_LOCK_FILENAME).exists()
 
 
+@pytest.mark.stress
 def test_best_checkpoint_is_the_result_when_not_the_last(
     model_and_dataset: tuple[Path, Artifact], tmp_path: Path
 ) -> None:

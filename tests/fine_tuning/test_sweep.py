@@ -168,7 +168,7 @@ def test_interrupted_sweep_trains_only_the_remaining_recipes(
     assert second.rates == [1e-4]
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_changed_sweep_reuses_trained_recipes_and_retrains_damaged_ones(
     tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,8 +263,8 @@ def test_launcher_error_detaches_other_recipes_without_stopping_them(
     assert stop_requests == [(True, False, False)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["job_lost", "unexpected", "configuration"])
+@pytest.mark.stress
 def test_recipe_with_environment_failure_is_retried_by_the_next_call(
     kind: str, tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

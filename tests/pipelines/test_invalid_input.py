@@ -1022,7 +1022,7 @@ def _create_namespace(folder: Path) -> Iterator[tuple[int, list[str]]]:
         holder.wait()
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_run_on_a_full_or_read_only_disk_fails_and_then_resumes(project: Path, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "300k") as small, disk(tmp_path / "state", "8m", beside=small) as checkpoints:
         workdir, view = small.path / "wd", small.view / "wd"

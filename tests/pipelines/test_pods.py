@@ -84,7 +84,7 @@ def pipeline_run(
     return *kfp_launcher.run(compile_for_pods(project), {}, root, image_variables), root
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_steps_in_their_image_environments_give_the_digests_of_a_run(
     first: dict[str, Any], project: Path, pipeline_run: tuple[dict[str, Any], list[str], Path]
 ) -> None:
@@ -102,7 +102,7 @@ def test_steps_in_their_image_environments_give_the_digests_of_a_run(
     assert stored == set(digests.values()), "no other artifact was built"
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_each_step_links_to_its_mlflow_run_and_artifact(
     pipeline_run: tuple[dict[str, Any], list[str], Path],
 ) -> None:

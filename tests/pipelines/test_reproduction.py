@@ -265,7 +265,7 @@ def test_reproduction_killed_in_training_resumes_with_equal_digests(
     shutil.rmtree(recorded_model.reproduction_folder)
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_changed_source_uses_the_revision_and_no_earlier_result(
     recorded_model: RecordedModel, training_threads: list[str | None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,7 +313,7 @@ def other_seed(recorded_model: RecordedModel, tmp_path_factory: pytest.TempPathF
     return f"{registration.name}@{registration.version}"
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_model_with_a_wrong_seed_differs_tensor_by_tensor(
     recorded_model: RecordedModel, other_seed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
