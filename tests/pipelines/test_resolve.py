@@ -97,6 +97,7 @@ def test_parallelism_is_not_part_of_the_cache_key(monkeypatch: pytest.MonkeyPatc
             reporter=SilentReporter(),
             workdir=SimpleNamespace(state=tmp_path),
             mlflow_run=None,
+            spending=None,
             load_artifact=lambda *_: None,
         )
         return SimpleNamespace(sha256=build(tmp_path, work))

@@ -42,6 +42,7 @@ RUN = {
     "seconds": 12.5,
     "report": "/wd/report.html",
     "run": "20260101-100000-aaaa",
+    "cost": {"wall_hours": 0.0035},
 }
 
 
