@@ -31,6 +31,7 @@ from pipelines.operations.storage_benchmark.rank_processes import run_ranks
 from pipelines.operations.storage_benchmark.workloads import WORKLOADS, Workload
 from pipelines.operations.storage_probe.rendezvous import PartnerError
 from tests.pipelines.command import COMMAND, answer_in_process, environment, refusal, run_in_process
+from tests.pipelines.processes import hear_interrupts
 
 Json = dict[str, Any]
 WORKLOAD = """
@@ -353,14 +354,20 @@ def test_plan_lists_bytes_and_duration() -> None:
 def test_interrupted_benchmark_exits_75_and_removes_its_files(storage: Path) -> None:
     command = [*COMMAND, "storage", "benchmark", str(storage), "--accelerators", "2", "--size", "64MB", "--json"]
     process = subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hear_interrupts,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list(storage.glob("*/training/0")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 75
     assert json.loads(out)["error"]["kind"] == "interrupted"
     assert "Traceback" not in err
