@@ -68,6 +68,7 @@ def test_parameters_are_sharded_and_losses_match_one_process(
     assert sum(p.numel() for p in weights.parameters()) == sharded["parameters"]["all"]
 
 
+@pytest.mark.stress
 def test_weights_are_sharded_while_they_are_loaded(
     model_and_dataset: tuple[Path, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_sharded_adapter_is_merged(model_and_dataset: tuple[Path, Artifact], tmp
     assert adapter_merging.compute_relative_difference(*logits) <= adapter_merging.MAX_LOGIT_DIFFERENCE
 
 
+@pytest.mark.stress
 def test_lock_of_a_killed_compilation_does_not_stop_the_training(
     model_and_dataset: tuple[Path, Artifact], tmp_path: Path
 ) -> None:
