@@ -22,7 +22,7 @@ from pipelines.cli.application import (
 )
 
 if TYPE_CHECKING:
-    from pipelines.synthesis.budget import Budget
+    from pipelines.synthesis.teacher_budget import TeacherBudget
 
 # The maximum of each number also excludes NaN, with which a limit would never be reached.
 TEACHER, ROWS, LIMITS, JUDGE = "Teacher", "Rows", "Limits and estimate", "Judge"
@@ -248,8 +248,8 @@ def synthesize(
         raise UsageError("Missing argument 'sources'", hint="Give documents, or a configuration with -c.")
     from pipelines.runs.single_stages import select_sources
     from pipelines.synthesis import synthesis_run
-    from pipelines.synthesis.budget import Budget
     from pipelines.synthesis.settings import SynthesisSettings
+    from pipelines.synthesis.teacher_budget import TeacherBudget
     from pipelines.synthesis.teachers import Sampling, TeacherOptions
 
     if sources:
@@ -268,7 +268,7 @@ def synthesize(
     limits = (concurrency, timeout, retries)
     teacher_options = TeacherOptions("--teacher", teacher, teacher_model, teacher_key, *limits)
     judge_options = TeacherOptions("--judge", judge, judge_model, judge_key, *limits) if judge else None
-    budget = Budget(input_price, output_price, max_cost, max_tokens)
+    budget = TeacherBudget(input_price, output_price, max_cost, max_tokens)
     with (
         open_workdir("synthesize", as_json, workdir) as (reporter, work),
         synthesis_run.prepare(
@@ -285,7 +285,7 @@ def synthesize(
     print_result(result, as_json, lines)
 
 
-def _format_estimate(estimate: dict[str, Any], budget: Budget) -> list[str]:
+def _format_estimate(estimate: dict[str, Any], budget: TeacherBudget) -> list[str]:
     seconds = estimate["seconds"]
     lines = [
         f"{estimate['rows']:,} rows, yield {estimate['yield']:.0%} ({estimate['basis']}); "

@@ -26,7 +26,7 @@ from pipelines.runs.run_folder import Run
 
 Json = dict[str, Any]
 SECONDS_PER_DAY = 86400
-UNPAID_KEYS = ("budget", "team")  # keys that do not affect a run's results
+ACCOUNTING_KEYS = ("budget", "team")  # of a customization; they do not affect its results
 
 
 def list_stage_costs(run: Run) -> list[Json]:
@@ -130,13 +130,13 @@ def find_attempts(workdir: Workdir, config: Customization) -> list[Run]:
     that finished.
     """
     recorded_text = yaml.safe_dump(config.model_dump(mode="json"))  # as a run records it
-    expected, attempts = _drop_unpaid(yaml.safe_load(recorded_text)), []
+    expected, attempts = _drop_accounting_keys(yaml.safe_load(recorded_text)), []
     for run in run_folder.list_runs(workdir):
         try:
             recorded = yaml.safe_load((run.folder / "customization.yaml").read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError):
             continue
-        if not isinstance(recorded, dict) or _drop_unpaid(recorded) != expected:
+        if not isinstance(recorded, dict) or _drop_accounting_keys(recorded) != expected:
             continue
         if run.read().get("status") == "finished":
             break
@@ -144,8 +144,8 @@ def find_attempts(workdir: Workdir, config: Customization) -> list[Run]:
     return attempts
 
 
-def _drop_unpaid(values: Json) -> Json:
-    return {name: value for name, value in values.items() if name not in UNPAID_KEYS}
+def _drop_accounting_keys(values: Json) -> Json:
+    return {name: value for name, value in values.items() if name not in ACCOUNTING_KEYS}
 
 
 def build_meter(

@@ -25,8 +25,8 @@ from components.evaluation.tasks.chat_endpoint import (
     NoAnswerError,
     RequestRejectedError,
 )
-from pipelines.synthesis.budget import Budget, estimate_tokens
 from pipelines.synthesis.journal import Answer, Journal
+from pipelines.synthesis.teacher_budget import TeacherBudget, estimate_tokens
 from pipelines.synthesis.teachers import TeacherOptions, TeacherRequest
 
 CHECK_SECONDS = 20.0
@@ -90,7 +90,7 @@ class EndpointTeacher:
         return EndpointTeacher(endpoint, options.concurrency)
 
     def answer(
-        self, requests: Sequence[TeacherRequest], journal: Journal, budget: Budget, count: Callable[[], None]
+        self, requests: Sequence[TeacherRequest], journal: Journal, budget: TeacherBudget, count: Callable[[], None]
     ) -> None:
         """See `Teacher.answer`. Each thread stores its answer before it takes the next request."""
         unknown = {request.key: request for request in requests if journal.get(request.key) is None}

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from pipelines.synthesis.budget import Budget, estimate_tokens
 from pipelines.synthesis.journal import Answer
 from pipelines.synthesis.settings import SynthesisSettings
 from pipelines.synthesis.synthesis import JUDGE_MAX_TOKENS, SynthesizedRows, Task
+from pipelines.synthesis.teacher_budget import TeacherBudget, estimate_tokens
 
 # Without a probe. Small models reach a yield of 0.1, large ones 0.9.
 ASSUMED_YIELD = 0.6
@@ -57,7 +57,7 @@ def estimate_synthesis(
     settings: SynthesisSettings,
     probe: SynthesizedRows | None,
     answers: Sequence[Answer],
-    budget: Budget,
+    budget: TeacherBudget,
     concurrency: int,
     *,
     has_judge: bool,

@@ -15,8 +15,8 @@ from components.common.models.model_loading import LoadableModel
 from components.common.runtime.reporters import Reporter
 from components.evaluation import engine_loading, task_interface
 from components.evaluation.answer_generation import SeededSampler, collect_end_token_ids, reset_generation_config
-from pipelines.synthesis.budget import Budget
 from pipelines.synthesis.journal import Answer, Journal
+from pipelines.synthesis.teacher_budget import TeacherBudget
 from pipelines.synthesis.teachers import Sampling, TeacherRequest
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class LocalTeacher:
         return GrammarCompiler(tokenizer, collect_end_token_ids(model, tokenizer)).compile
 
     def answer(
-        self, requests: Sequence[TeacherRequest], journal: Journal, budget: Budget, count: Callable[[], None]
+        self, requests: Sequence[TeacherRequest], journal: Journal, budget: TeacherBudget, count: Callable[[], None]
     ) -> None:
         """See `Teacher.answer`. Batches are formed from all requests, so an interruption does not change them."""
         for begin in range(0, len(requests), self.concurrency):

@@ -62,7 +62,7 @@ def find_problem(candidate: Candidate, passage: Passage, min_support: float) -> 
 def _check_length(candidate: Candidate, passage: Passage, min_support: float) -> str:
     for turn in candidate.turns:
         if len(find_words(turn.question)) < MIN_QUESTION_WORDS:
-            return f"the question has less than {MIN_QUESTION_WORDS} words: {turn.question}"
+            return f"the question has fewer than {MIN_QUESTION_WORDS} words: {turn.question}"
         if not _list_content_words(turn.answer):
             return f"the answer has no word that states a fact: {turn.answer}"
         if len(turn.question) > MAX_QUESTION_CHARACTERS or len(turn.answer) > MAX_ANSWER_CHARACTERS:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 RowContentKind = Literal["sft", "preference"]
 MIN_TURNS, MAX_TURNS = 2, 4
-MAX_ANSWER_CHARACTERS = 50_000  # bounds the time to parse an answer
+MAX_JSON_CHARACTERS = 50_000  # bounds the time to parse an answer
 TEXT_SCHEMA = {"type": "string"}
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # except tab, line feed and carriage return
 
@@ -77,8 +77,8 @@ def parse_answer(kind: RowKind, text: str) -> Candidate:
     stripped = text.strip()
     if stripped.startswith("```") and stripped.endswith("```"):
         stripped = stripped.removesuffix("```").partition("\n")[2]
-    if len(stripped) > MAX_ANSWER_CHARACTERS:
-        raise InvalidAnswerError(f"the answer is longer than {MAX_ANSWER_CHARACTERS:,} characters")
+    if len(stripped) > MAX_JSON_CHARACTERS:
+        raise InvalidAnswerError(f"the answer is longer than {MAX_JSON_CHARACTERS:,} characters")
     try:
         value = json.loads(stripped)
         stripped.encode()

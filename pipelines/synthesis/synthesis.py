@@ -21,11 +21,11 @@ from components.common.runtime.reporters import Reporter
 from components.data_curation.quality_scoring import judge_client
 from components.data_curation.quality_scoring.llm_judge import render_row
 from pipelines.synthesis import row_checks
-from pipelines.synthesis.budget import Budget
 from pipelines.synthesis.journal import Answer, Journal
 from pipelines.synthesis.passages import Passage
 from pipelines.synthesis.row_kinds import Candidate, InvalidAnswerError, parse_answer
 from pipelines.synthesis.settings import SynthesisSettings
+from pipelines.synthesis.teacher_budget import TeacherBudget
 from pipelines.synthesis.teachers import Sampling, Teacher, TeacherRequest, build_request
 from pipelines.synthesis.templates import DELIMITER_TAG, Template
 
@@ -115,7 +115,7 @@ class Synthesis:
         teacher: Teacher,
         judge: Teacher | None,
         journal: Journal,
-        budget: Budget,
+        budget: TeacherBudget,
         reporter: Reporter,
     ) -> None:
         self._settings, self._teacher, self._judge = settings, teacher, judge
@@ -135,7 +135,7 @@ class Synthesis:
             max_tasks: the maximum number of tasks, for a probe; None for all.
 
         Raises:
-            BudgetReachedError: the next request could exceed a limit.
+            TeacherBudgetReachedError: the next request could exceed a limit.
             InterruptedRunError: an endpoint does not answer.
             EngineMissingError: an endpoint rejects the key, the model or the path.
         """

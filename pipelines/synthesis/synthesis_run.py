@@ -15,13 +15,13 @@ from components.common.workspace.artifact_store import Workdir
 from components.data_curation.config import DataCurationConfig
 from pipelines.synthesis import journal as answer_journal
 from pipelines.synthesis import output as output_folder
-from pipelines.synthesis.budget import Budget, BudgetReachedError
 from pipelines.synthesis.diversity import measure_diversity
 from pipelines.synthesis.estimate import Estimate, estimate_synthesis
 from pipelines.synthesis.journal import Journal
 from pipelines.synthesis.passages import Passages, read_passages
 from pipelines.synthesis.settings import SynthesisSettings
 from pipelines.synthesis.synthesis import Synthesis, SynthesizedRows, Task, plan_tasks
+from pipelines.synthesis.teacher_budget import TeacherBudget, TeacherBudgetReachedError
 from pipelines.synthesis.teacher_loading import open_teacher
 from pipelines.synthesis.teachers import Teacher, TeacherOptions
 from pipelines.synthesis.templates import Template, load_templates
@@ -50,7 +50,7 @@ class PreparedSynthesis:
     tasks: list[Task]
     teacher: Teacher
     judge: Teacher | None
-    budget: Budget
+    budget: TeacherBudget
     output: Path
     curation: dict[str, Any]
     reporter: Reporter
@@ -131,7 +131,7 @@ class PreparedSynthesis:
         self.reporter.step(f"asking {self.teacher.name}")
         try:
             return work.run(max_tasks)
-        except BudgetReachedError as error:
+        except TeacherBudgetReachedError as error:
             raise InterruptedRunError(
                 f"{error}; {len(journal):,} answers are stored",
                 hint="Raise the limit and run the same command to resume, or lower --rows to the rows that the stored "
@@ -182,7 +182,7 @@ def prepare(
     settings: SynthesisSettings,
     teacher: TeacherOptions,
     judge: TeacherOptions | None,
-    budget: Budget,
+    budget: TeacherBudget,
     output: Path,
     work: Workdir,
     reporter: Reporter,

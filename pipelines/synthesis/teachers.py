@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import ArtifactInput
-from pipelines.synthesis.budget import Budget, estimate_tokens
 from pipelines.synthesis.journal import Journal
+from pipelines.synthesis.teacher_budget import TeacherBudget, estimate_tokens
 
 Message = Mapping[str, str]
 
@@ -67,7 +67,7 @@ class Teacher(Protocol):
         self,
         requests: Sequence[TeacherRequest],
         journal: Journal,
-        budget: Budget,
+        budget: TeacherBudget,
         count: Callable[[], None],
     ) -> None:
         """Add the answers of the requests that are not in the journal to the journal and the budget.
@@ -76,7 +76,7 @@ class Teacher(Protocol):
             count: called after each answer.
 
         Raises:
-            BudgetReachedError: the next request could exceed a limit.
+            TeacherBudgetReachedError: the next request could exceed a limit.
             InterruptedRunError: the endpoint does not answer after all retries.
             EngineMissingError: the endpoint rejects the key, the model or the path.
         """

@@ -109,14 +109,14 @@ def judge(measured: Json, required: Mapping[str, float]) -> list[Json]:
             ((phase, int(run[key])) for phase, run in runs), key=lambda item: item[1], default=(None, None)
         )
         is_met = best is not None and best >= rate
-        is_bound = any(phase != "small_files" and not run.get("passes", False) for phase, run in runs)
+        is_limit_known = any(phase != "small_files" and not run.get("passes", False) for phase, run in runs)
         verdict.append(
             {
                 "name": name,
                 "required_bytes_per_second": round(rate),
                 "measured_bytes_per_second": best,
                 "phase": phase,
-                "ok": is_met if is_met or is_bound else None,
+                "ok": is_met if is_met or is_limit_known else None,
             }
         )
     return verdict

@@ -28,11 +28,11 @@ from components.data_curation.reading.record_formats import parse_record
 from components.data_curation.reading.source_settings import SourceEntry
 from components.evaluation.tasks.chat_endpoint import ChatEndpoint
 from pipelines.synthesis import journal, row_checks
-from pipelines.synthesis.budget import Budget, BudgetReachedError
 from pipelines.synthesis.endpoint_teacher import EndpointTeacher
 from pipelines.synthesis.journal import Answer, Journal
 from pipelines.synthesis.passages import Passage, read_passages
 from pipelines.synthesis.row_kinds import KINDS, Candidate, InvalidAnswerError, Turn, parse_answer
+from pipelines.synthesis.teacher_budget import TeacherBudget, TeacherBudgetReachedError
 from pipelines.synthesis.teachers import Sampling, build_request
 from pipelines.synthesis.templates import list_templates, load_templates
 from tests.pipelines.command import COMMAND, answer_in_process, environment, refusal
@@ -334,7 +334,7 @@ def test_answers_in_code_blocks_are_read() -> None:
 
 
 def test_budget_waits_for_requests_under_way_before_it_stops() -> None:
-    budget = Budget(max_tokens=310)
+    budget = TeacherBudget(max_tokens=310)
     assert budget.try_reserve("a", 60, 60)
     assert budget.try_reserve("b", 60, 60)
     assert not budget.try_reserve("c", 60, 60)
@@ -342,7 +342,7 @@ def test_budget_waits_for_requests_under_way_before_it_stops() -> None:
     assert budget.try_reserve("c", 60, 60) is True
     budget.add(Answer("b", "", False, 60, 5))
     budget.add(Answer("c", "", False, 60, 5))
-    with pytest.raises(BudgetReachedError, match="195 tokens are used"):
+    with pytest.raises(TeacherBudgetReachedError, match="195 tokens are used"):
         budget.try_reserve("d", 60, 60)
 
 

@@ -12,12 +12,12 @@ TOKENS_PER_MESSAGE = 4  # of the chat template, for estimates
 PRICE_TOKENS = 1_000_000  # prices are per million tokens
 
 
-class BudgetReachedError(Exception):
+class TeacherBudgetReachedError(Exception):
     """The next request could exceed a limit; the message names the limit and what is spent."""
 
 
 @dataclass
-class Budget:
+class TeacherBudget:
     """The limits, prices and tokens of a synthesis, all its interrupted runs included.
 
     Attributes:
@@ -63,7 +63,7 @@ class Budget:
         """Reserve the estimate of a request; return False if it has to wait for requests under way.
 
         Raises:
-            BudgetReachedError: no request is under way, and a limit does not hold with this request.
+            TeacherBudgetReachedError: no request is under way, and a limit does not hold with this request.
         """
         estimates = [*self.reserved.values(), (input_tokens, output_tokens)]
         prompts = self.input_tokens + sum(estimate[0] for estimate in estimates)
@@ -75,7 +75,7 @@ class Budget:
         if self.max_cost is not None and self.compute_cost(prompts, answers) > self.max_cost:
             problem = f"--max-cost is {self.max_cost:g}; {self.cost:.4g} is spent"
         if problem and not self.reserved:
-            raise BudgetReachedError(f"{problem}, and the next request may exceed the limit")
+            raise TeacherBudgetReachedError(f"{problem}, and the next request may exceed the limit")
         if not problem:
             self.reserved[key] = (input_tokens, output_tokens)
         return not problem
