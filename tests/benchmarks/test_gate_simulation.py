@@ -69,7 +69,7 @@ def test_inferior_candidates_on_one_split_rarely_pass() -> None:
     assert reuse["10"]["with the correction"] <= 0.07 + 0.004
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_worst_false_acceptance_is_below_seven_percent(tmp_path: Path) -> None:
     results = gate_simulation.run(SIZES, 1000, 1000)
     assert results.find_worst("before") > 0.5

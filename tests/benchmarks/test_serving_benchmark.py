@@ -426,7 +426,7 @@ def test_short_soak_samples_every_process_without_errors(endless_model: Path, tm
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == len(results["samples"])
 
 
-@pytest.mark.long
+@pytest.mark.stress
 @pytest.mark.triton
 def test_benchmark_runs_from_model_to_page(
     endless_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

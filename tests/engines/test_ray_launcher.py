@@ -269,6 +269,7 @@ def test_next_command_attaches_to_job_of_a_killed_watcher(
 
 
 @pytest.mark.parametrize("method", ["SIGTERM", STRESS("ray job stop")])
+@pytest.mark.stress
 def test_stopped_training_is_saved_and_resumed_by_same_command(
     method: str, cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:

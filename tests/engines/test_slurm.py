@@ -372,6 +372,7 @@ def test_two_node_training_stopped_and_requeued_matches_local_weights(
     assert local.run()["sha256"] == result["sha256"]
 
 
+@pytest.mark.stress
 def test_sweep_array_continues_without_watcher_and_is_found_again(
     training: Training, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def build_jobs() -> list[dict[str, Any]]:
     return [policy, *map(json.loads, (text, edited, other))]
 
 
+@pytest.mark.stress
 def test_bundle_of_a_run_verifies_in_a_pod(cluster: Cluster, volume: Path, tmp_path: Path) -> None:
     cluster.add_image(build_image_root(tmp_path), IMAGE)
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}

@@ -49,7 +49,11 @@ def train(model_and_dataset: tuple[Path, Artifact], folder: Path, **changes: Any
 
 @pytest.mark.parametrize(
     "settings",
-    [{"adaptation": "full"}, {"adaptation": "lora", "lora": {"dropout": 0.0}}, {"adaptation": "full", "packing": True}],
+    [
+        {"adaptation": "full"},
+        pytest.param({"adaptation": "lora", "lora": {"dropout": 0.0}}, marks=pytest.mark.stress),
+        pytest.param({"adaptation": "full", "packing": True}, marks=pytest.mark.stress),
+    ],
 )
 def test_parameters_are_sharded_and_losses_match_one_process(
     settings: dict[str, Any], model_and_dataset: tuple[Path, Artifact], tmp_path: Path
@@ -135,6 +139,7 @@ def test_killed_training_resumes_to_the_same_weights(
     assert resumed.resumed_from in (2, 4)
 
 
+@pytest.mark.stress
 def test_installed_but_unused_deepspeed_prints_nothing_to_stdout(
     model_and_dataset: tuple[Path, Artifact], tmp_path: Path
 ) -> None:

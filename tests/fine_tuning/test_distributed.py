@@ -242,7 +242,13 @@ def find_workers() -> list[psutil.Process]:
     return [workers[rank] for rank in sorted(workers)]
 
 
-@pytest.mark.parametrize("changes", [{}, {"adaptation": "full", "strategy": "fsdp2"}], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="ddp"),
+        pytest.param({"adaptation": "full", "strategy": "fsdp2"}, marks=pytest.mark.stress, id="fsdp2"),
+    ],
+)
 def test_killed_and_interrupted_job_resumes_to_same_weights(
     changes: dict[str, Any],
     tiny: Path,
@@ -344,6 +350,7 @@ def test_sharded_training_matches_one_process(
     assert sum(p.numel() for p in model.parameters()) == sharded.manifest.summary["parameters"]["all"]
 
 
+@pytest.mark.stress
 def test_weights_are_sharded_while_they_are_loaded(
     dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,7 +133,8 @@ def tune(
     )
 
 
-@pytest.mark.parametrize("preempted", [False, pytest.param(True, marks=pytest.mark.stress)])
+@pytest.mark.stress
+@pytest.mark.parametrize("preempted", [False, True])
 def test_trainjob_on_two_nodes_matches_two_local_processes(
     api: JobApi, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preempted: bool
 ) -> None:

@@ -252,7 +252,7 @@ def test_ten_swaps_under_load_lose_and_delay_no_answer(
     assert max(later) <= limit
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_manually_moved_alias_is_followed_or_refused_with_a_reason(
     registry: Any, registered: RegisteredVersions, tmp_path: Path
 ) -> None:

@@ -914,7 +914,7 @@ def check_text_and_json_of_runs(
     check_json_error(case, refusal(ERRORS[case].code, *arguments, cwd=project), stage, **values)
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_training_resumes_after_the_tracking_server_was_lost(
     project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

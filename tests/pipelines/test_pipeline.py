@@ -150,7 +150,7 @@ def test_second_run_is_cached_and_unchanged(first: dict[str, Any], project: Path
     assert set(by_stage) >= STAGES
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_changed_learning_rate_reruns_from_fine_tuning(first: dict[str, Any], project: Path) -> None:
     result = run(project, "wd", "--set", "fine_tuning.learning_rate=1e-6")
     assert get_cached_stages(result) == {"data_curation", "data_versioning"}

@@ -292,7 +292,7 @@ def test_vllm_package_is_replaced_without_failed_requests(
     assert answer == generate_with_transformers(models_by_adapter["ot.her"], PROMPTS[0], 24)
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_vllm_version_that_needs_the_whole_gpu_is_exchanged_and_restored_on_failure(
     vllm_package: Artifact, models_by_adapter: dict[str, LoadableModel], tmp_path: Path
 ) -> None:

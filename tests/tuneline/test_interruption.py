@@ -17,6 +17,7 @@ import pytest
 
 from tests import preloaded_server
 from tests.pipelines.command import environment
+from tests.pipelines.processes import hear_interrupts
 from tests.pipelines.project import write_project
 
 SCRIPT = """
@@ -41,6 +42,7 @@ def test_interrupted_run_has_saved_its_work(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_interrupts,
     )
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not any('"validation_loss"' in path.read_text() for path in tmp_path.glob("wd/runs/*/events.jsonl")):
