@@ -51,13 +51,13 @@ test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full 
 quality: $(VENV)/.ready ## Print the size and shape of the code with the targets
 	@$(BIN)/python -m tests.quality $(ARGS)
 
-stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a work folder and a server; resume a run that its budget stopped; compiled stages; long pages (90 minutes)
+stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a work folder and a server; resume a run that its budget stopped; compiled stages; long pages (100 minutes)
 	@$(BIN)/python -m pytest -s -m stress $(addprefix tests/,stress/test_kills.py benchmarks/test_gate_simulation.py benchmarks/test_serving_benchmark.py docs/test_commands.py engines/test_backup_restore.py engines/test_s3_store.py triton_packaging/test_vllm_backend.py $(patsubst %,pipelines/test_%.py,pipeline interruption invalid_input costs pods reproduction backup)) $(ARGS)
 
-stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep; train the embedded model in a batch job (30 minutes)
+stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep; train the embedded model in a batch job (35 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_slurm.py tests/engines/test_training_pods.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
 
-stress-training: $(VENV)/.engines ## Kill trainings of six recipes at 20 random moments each, and interrupt further recipes (15 minutes)
+stress-training: $(VENV)/.engines ## Kill trainings of six recipes at 20 random moments each, and interrupt further recipes (20 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py tests/fine_tuning/test_distributed.py tests/fine_tuning/test_resume.py tests/engines/test_zero3.py $(ARGS)
 
 stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server; a canary, promotions, a rollback and ten swaps under load (20 minutes)

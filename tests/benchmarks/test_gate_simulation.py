@@ -1,6 +1,6 @@
 """The promotion gate refuses a model at the limit of a rule under skewed and rare losses.
 
-The test marked `long` simulates every distribution, which takes a minute of CPU.
+The test marked `stress` simulates every distribution, which takes a minute of CPU.
 """
 
 from __future__ import annotations

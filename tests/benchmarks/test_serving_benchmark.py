@@ -1,6 +1,6 @@
 """Load client, serving benchmark and soak: figures and pages from synthetic data, and short runs against a real Triton.
 
-The whole benchmark is in the long tier: it starts a server for each contestant.
+The whole benchmark is in the stress tier: it starts a server for each contestant.
 """
 
 from __future__ import annotations

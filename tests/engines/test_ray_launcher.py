@@ -268,8 +268,8 @@ def test_next_command_attaches_to_job_of_a_killed_watcher(
     assert min(recorder.steps, default=STEPS) > 1, "steps reported before the kill are not reported again"
 
 
-@pytest.mark.parametrize("method", ["SIGTERM", STRESS("ray job stop")])
 @pytest.mark.stress
+@pytest.mark.parametrize("method", ["SIGTERM", "ray job stop"])
 def test_stopped_training_is_saved_and_resumed_by_same_command(
     method: str, cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:

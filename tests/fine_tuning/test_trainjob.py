@@ -1,6 +1,6 @@
 """Training as a TrainJob: its command, run as two processes with the environment of Kubeflow Trainer, gives the weights of a local job.
 
-The cluster is simulated by tests/job_api.py. In the `long` tier because the test runs two multi-process trainings.
+The cluster is simulated by tests/job_api.py. In the `stress` tier because the test runs two multi-process trainings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.job_api import JobApi, Pod
 from tests.kubernetes_api import kubeconfig
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.stress
 
 
 class PreemptingReporter(SilentReporter):
@@ -133,7 +133,6 @@ def tune(
     )
 
 
-@pytest.mark.stress
 @pytest.mark.parametrize("preempted", [False, True])
 def test_trainjob_on_two_nodes_matches_two_local_processes(
     api: JobApi, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preempted: bool

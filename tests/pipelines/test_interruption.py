@@ -1,12 +1,12 @@
-"""Ctrl-C, SIGTERM and `tuneline cancel` on a whole run: no process is left, and the run can be resumed.
+"""Ctrl-C, SIGTERM, SIGKILL and `tuneline cancel` on a whole run: no process is left, and the run can be resumed.
 
-Long tier: a run is interrupted while it trains, and then finished. The stress tier stops runs while Triton starts and,
-in tests/stress/test_kills.py, kills them in each stage.
+Long tier: one run of the whole pipeline is interrupted twice and then finished. The stress tier stops runs while Triton starts.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -27,6 +27,7 @@ from tests.pipelines.processes import (
     signal_until_stopping,
     start,
     wait_for,
+    wait_until_alone,
 )
 from tests.pipelines.project import run
 
@@ -81,12 +82,17 @@ def read_digests(result: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_interrupted_run_resumes_with_equal_digests(first_digests: dict[str, str], project: Path) -> None:
+def test_interrupted_and_killed_run_resumes_with_equal_digests(first_digests: dict[str, str], project: Path) -> None:
     child = start_until(project, is_training_metric)
     signal_group(child, signal.SIGINT)
     error = check_interruption(child, project, timeout=120)
     assert error["stage"] == "fine_tuning"
     assert error["message"].startswith("training was interrupted after step ")
+
+    child = start_until(project, is_training_metric)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    wait_until_alone(project / WORKDIR)
     check_finished_run(project, first_digests)
 
 
