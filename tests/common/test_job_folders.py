@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,26 @@ def test_private_folder_is_removed_on_error_and_kept_if_renamed(tmp_path: Path) 
     with job_folders.private_folder(tmp_path, "work") as folder:
         folder.rename(tmp_path / "done")
     assert [path.name for path in tmp_path.iterdir()] == ["done"]
+
+
+def test_private_folder_is_removed_while_another_process_writes_into_it(tmp_path: Path) -> None:
+    """Removed file by file, the folder would keep what the writer adds between two removals."""
+
+    def write_files(folder: Path, started: threading.Event) -> None:
+        with suppress(FileNotFoundError):
+            for number in itertools.count():
+                (folder / f"{number}.txt").touch()
+                started.set()
+
+    for _ in range(5):
+        started = threading.Event()
+        with job_folders.private_folder(tmp_path, "job") as folder:
+            (folder / "result").mkdir()
+            writer = threading.Thread(target=write_files, args=(folder / "result", started))
+            writer.start()
+            started.wait()
+        writer.join()
+        assert list(tmp_path.iterdir()) == []
 
 
 def set_heartbeat_age(seconds: float, path: Path) -> Path:

@@ -47,7 +47,7 @@ def private_folder(
         with liveness.heartbeat(folder):
             yield folder
     finally:
-        _remove(folder, rescue)
+        _remove(folder, prefix, rescue)
 
 
 def remove_abandoned_folders(parent: Path, prefix: str, rescue: Callable[[Path], None] = lambda _: None) -> None:
@@ -58,7 +58,7 @@ def remove_abandoned_folders(parent: Path, prefix: str, rescue: Callable[[Path],
     """
     for folder in parent.glob(f"{prefix}.*.*.*"):
         if is_abandoned(folder, prefix):
-            _remove(folder, rescue)
+            _remove(folder, prefix, rescue)
 
 
 def list_folder(folder: Path) -> list[Path]:
@@ -69,12 +69,17 @@ def list_folder(folder: Path) -> list[Path]:
         return []
 
 
-def _remove(folder: Path, rescue: Callable[[Path], None]) -> None:
+def _remove(folder: Path, prefix: str, rescue: Callable[[Path], None]) -> None:
     try:
         rescue(folder)
     except OSError:
         return  # the content could not be restored: the next job retries
-    shutil.rmtree(folder, ignore_errors=True)
+    # A process that still writes below the old path (the partner of a probe) must not keep the folder from being
+    # removed; if this process is killed here, the new name is an abandoned folder like any other.
+    removed = folder.with_name(f"{prefix}.{create_owner_tag()}")
+    with suppress(OSError):
+        folder.rename(removed)
+    shutil.rmtree(removed if removed.exists() else folder, ignore_errors=True)
 
 
 def move_into_place(

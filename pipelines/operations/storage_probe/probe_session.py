@@ -210,7 +210,8 @@ def _run_probe(request: ProbeRequest, side: Participant) -> dict[str, Any]:
             try:
                 measured[name][1 - side.rank] = side.exchange_results(figures)
             except OSError as error:  # messages can no longer be exchanged through the storage
-                if not side.folder.exists():  # the leader always removes the folder when it exits
+                # The leader removes the folder when it exits, and the messages may be gone before the rest of it.
+                if not (side.folder / rendezvous.MESSAGES_FOLDER).exists():
                     raise PartnerError(
                         "the partner exited and removed the probe's folder",
                         hint="Read the partner's output for the cause.",

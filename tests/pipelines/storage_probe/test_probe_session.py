@@ -8,11 +8,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import pytest
 
 from components.common.runtime.reporters import SilentReporter
 from pipelines.operations.storage_probe import probe_session, rendezvous
+from pipelines.operations.storage_probe.participant import QUICK_PLAN
 from pipelines.operations.storage_probe.probed_filesystem import Filesystem
 from pipelines.operations.storage_probe.remedies import REMEDIES
 from pipelines.operations.storage_probe.rendezvous import PROBE_PREFIX, PartnerError
@@ -217,6 +221,27 @@ def test_partner_without_write_permission_is_reported(tmp_path: Path) -> None:
         probe_session.join(build_request(tmp_path, PAIR, 1, wait=1.0), SilentReporter(), UnwritableMessages())
     )
     assert list(failed) == ["permissions"]
+
+
+def test_exit_of_the_leader_is_reported_while_its_folder_is_being_removed(tmp_path: Path) -> None:
+    """The folder of the messages is removed before the folders of the steps."""
+
+    class RemovedMessages(Filesystem):
+        def mkdir(self, path: Path) -> None:
+            super().mkdir(path)
+            shutil.rmtree(path.parent / rendezvous.MESSAGES_FOLDER)
+
+    folder = tmp_path / f"{PROBE_PREFIX}.here.1-1.00000000"
+    folder.mkdir()
+    rendezvous.create_pair_files(Filesystem(), folder, PAIR)
+    messages = folder / rendezvous.MESSAGES_FOLDER
+    leader = threading.Thread(
+        target=rendezvous.await_partner, args=(Filesystem(), folder, asdict(QUICK_PLAN), 10.0), daemon=True
+    )
+    leader.start()
+    rendezvous.MessageChannel(Filesystem(), messages, 0).post("meeting.host", {"host": "n0"})
+    with pytest.raises(PartnerError, match="the partner exited and removed the probe's folder"):
+        probe_session.join(build_request(tmp_path, PAIR, 1, wait=10.0), SilentReporter(), RemovedMessages())
 
 
 def start_probe(path: Path, *options: str) -> subprocess.Popen[str]:
