@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -42,6 +42,11 @@ CLUSTER_KIT ?= $(wildcard ../shared/cluster)
 export TUNELINE_CLUSTER_KIT = $(abspath $(CLUSTER_KIT))
 test-cluster: $(VENV)/.engines ## Run the tests in pods of a real Kubernetes cluster of one node (root; CLUSTER_KIT=folder of the kit; 15 minutes)
 	@$(PYTEST) -n 0 -m cluster tests/engines $(ARGS)
+
+# Folder with the program nfs-lab, which starts an NFS server and two clients on this machine (tests/engines/test_nfs.py).
+NFS_KIT ?= $(wildcard ../shared/nfs-lab)
+test-nfs: $(VENV)/.ready ## Run the tests on NFS between three machines (root; NFS_KIT=folder of the kit; 4 minutes)
+	@TUNELINE_NFS_LAB=$(abspath $(NFS_KIT)) $(PYTEST) -n 0 -m nfs tests/engines $(ARGS)
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
 # Tests against engines mostly wait while the others compute, so one more worker runs both.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import artifact_folder, hashing
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
@@ -90,7 +91,7 @@ class _SourceCopies:
     def find(self, commit: str) -> Path | None:
         """Return the intact copy of a commit, or None."""
         with suppress(FileNotFoundError):
-            return self._find_intact(self._get_note(commit).read_text(encoding="utf-8").strip())
+            return self._find_intact(filesystem.read_text(self._get_note(commit)).strip())
         return None
 
     def _find_intact(self, sha256: str) -> Path | None:
@@ -106,7 +107,7 @@ class _SourceCopies:
         """Rename fetched files to their folder and write the note; return another job's intact copy if it exists."""
         new, sha256 = self.work / "made", _hash_contents(fetched)
         new.mkdir()
-        fetched.rename(new / self.name)
+        filesystem.rename(fetched, new / self.name)
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / sha256[:16]
         existing = job_folders.move_into_place(new, target, lambda: self._find_intact(sha256), self.work / "aside")

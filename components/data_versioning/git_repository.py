@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from components.common.runtime import url_credentials
+from components.common.runtime import filesystem, url_credentials
 from components.common.runtime.errors import (
     ConfigurationError,
     DiskFullError,
@@ -188,7 +188,7 @@ def create_repository(repository: Path) -> None:
     with private_folder(repository.parent, f".{repository.name}-new") as folder:
         run_git(folder, "init", "--quiet", "--bare", "--initial-branch=main", "--template=", "made")
         try:
-            (folder / "made").rename(repository)
+            filesystem.rename(folder / "made", repository)
         except OSError:
             if not is_repository(repository):
                 raise
@@ -204,7 +204,7 @@ def update_mirror(url: str, folder: Path) -> None:
         with private_folder(folder.parent, f".{folder.name}-new") as new:
             _contact(url, new, "clone", "--quiet", "--mirror", "--template=", "--", url, "made")
             try:
-                (new / "made").rename(folder)
+                filesystem.rename(new / "made", folder)
             except OSError:
                 if not folder.exists():
                     raise

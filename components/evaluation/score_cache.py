@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.common.artifacts import artifact_folder, hashing
+from components.common.runtime import filesystem
 from components.evaluation.task_interface import Item, Scores
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def save_scores(path: Path, scores: Scores) -> None:
 def load_scores(path: Path) -> Scores | None:
     """Return the scores in `path`, or None if the file is missing, damaged or does not match its digest."""
     try:
-        cached = json.loads(path.read_text(encoding="utf-8"))
+        cached = json.loads(filesystem.read_text(path))
         return Scores(**cached["scores"]) if hashing.digest(cached["scores"]) == cached["sha256"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

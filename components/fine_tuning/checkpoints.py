@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import artifact_folder, hashing
+from components.common.runtime import filesystem
 from components.common.runtime.reporters import Reporter
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def mark_complete(checkpoint: Path) -> None:
 def is_complete(checkpoint: Path) -> bool:
     """Return whether every file in the marker exists and matches its digest."""
     try:
-        files: dict[str, str] = json.loads((checkpoint / MARKER_FILENAME).read_text(encoding="utf-8"))
+        files: dict[str, str] = json.loads(filesystem.read_text(checkpoint / MARKER_FILENAME))
         return bool(files) and all(hashing.sha256_file(checkpoint / name) == sha for name, sha in files.items())
     except (OSError, ValueError):
         return False

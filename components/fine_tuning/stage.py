@@ -23,6 +23,7 @@ from components.common.models import model_loading, tokenization_check
 from components.common.models.model_loading import LocalBaseModel
 from components.common.models.model_shape import ModelShape
 from components.common.models.weight_integrity import check_vocabulary
+from components.common.runtime import filesystem
 from components.common.runtime.errors import RESUME_HINT, BusyError, ConfigurationError, InputError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
@@ -461,7 +462,7 @@ def _add_tokenizer(tokenizer: PreTrainedTokenizerBase, base: LocalBaseModel, out
     for path in (output / model_loading.ADAPTER_CONFIG, output / "config.json"):
         if not path.exists():
             continue
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(filesystem.read_text(path))
         for name in UNORDERED_LISTS:  # PEFT writes these lists in the order of a set
             if isinstance(values.get(name), list):
                 values[name] = sorted(values[name])

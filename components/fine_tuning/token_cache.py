@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime import filesystem
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
 from components.fine_tuning import mixing
@@ -292,7 +293,7 @@ def _pack(path: Path, length: int) -> None:
     temporary = path.with_suffix(".packed")
     with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table, max_chunksize=WRITE_BATCH_ROWS)
-    temporary.replace(path)
+    filesystem.rename(temporary, path)
 
 
 def _is_complete(folder: Path) -> bool:

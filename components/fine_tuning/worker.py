@@ -18,7 +18,7 @@ from components.common.cost import stage_cost
 from components.common.cost.budgets import BudgetClock
 from components.common.cost.stage_cost import CostClock
 from components.common.launch import EVENTS_FILENAME, OUTCOME_FILENAME, LostJobError, get_outcome_filename
-from components.common.runtime import process_control
+from components.common.runtime import filesystem, process_control
 from components.common.runtime.errors import RESUME_HINT, TunelineError, translate_system_error, wrap_unexpected_error
 from components.common.runtime.reporters import EventLog, Reporter, SilentReporter
 from components.common.workspace import liveness
@@ -40,7 +40,7 @@ def main(path: str) -> int:
     folder, rank = Path(path).parent, int(os.environ.get("RANK", "0"))
     clock = CostClock()
     reporter: Reporter = SilentReporter() if rank else EventLog(folder / EVENTS_FILENAME, STAGE)
-    job = TrainingJob(**json.loads(Path(path).read_text(encoding="utf-8")))
+    job = TrainingJob(**json.loads(filesystem.read_text(Path(path))))
     # A requeued job has the job file of its first attempt.
     job = replace(job, budget=BudgetClock.charge_dumped(job.budget, stage_cost.read_job_cost(folder)))
     try:

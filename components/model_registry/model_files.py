@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, Manifest
 from components.common.reporting import mlflow_tracking
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError, translate_system_error
 from components.common.workspace import artifact_store
 from components.model_registry import lineage_tags, mlflow_retry, mlmodel_files
@@ -173,7 +174,7 @@ def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Pa
             hint="Register the model again.",
         )
     shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    filesystem.rename(part, folder)
     return Artifact(folder, found.manifest)
 
 

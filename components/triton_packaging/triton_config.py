@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime import filesystem
 from components.common.runtime.errors import TunelineError
 from components.triton_packaging.vllm_backend import tuneline_tensors
 
@@ -148,7 +149,7 @@ def read_config(folder: Path) -> ModelConfig:
 
     path = folder / CONFIG_FILENAME
     try:
-        config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+        config = text_format.Parse(filesystem.read_text(path), model_config_pb2.ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise TunelineError(f"{path} cannot be read: {error}", hint="Package the model again.") from None
     if config.name != folder.name:

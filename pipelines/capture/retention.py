@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from components.common.runtime import filesystem
 from pipelines.capture import tombstones, traffic_files
 from pipelines.capture.settings import CaptureSettings, ModelCapture
 from pipelines.capture.traffic_files import DayFolder
@@ -36,7 +37,7 @@ def expire(settings: CaptureSettings, today: date) -> list[dict[str, str]]:
         capture = settings.models.get(day.model)
         if capture and not capture.legal_hold and day.day < get_first_kept_day(capture, today):
             # The rename first: an interrupted deletion leaves no part of a day that readers find.
-            day.path.rename(day.path.with_name(f"{REMOVED_PREFIX}{day.path.name}"))
+            filesystem.rename(day.path, day.path.with_name(f"{REMOVED_PREFIX}{day.path.name}"))
             removed.append({"model": day.model, "day": str(day.day)})
     remove_expired(settings.folder)
     return removed

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError, get_first_line
 from components.common.workspace import job_folders
 
@@ -101,7 +102,7 @@ def seal(path: Path) -> Path:
         os.ftruncate(file.fileno(), size)
         os.fsync(file.fileno())
     if size:
-        path.rename(sealed)
+        filesystem.rename(path, sealed)
     else:
         path.unlink()
     artifact_folder.fsync(path.parent)
@@ -211,7 +212,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         os.close(create_file(temporary, -1))
         write(temporary)
         artifact_folder.fsync(temporary)
-        temporary.replace(path)
+        filesystem.rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError, OutputOccupiedError, UsageError
 from pipelines.cli import tables
 from pipelines.cli.application import (
@@ -271,7 +272,7 @@ def export_traffic(
         for kind, name in names.items():
             if not counts[kind]:
                 (draft / name).unlink()  # curation refuses a file without rows
-        draft.rename(output)  # a killed export leaves no part of the rows in the output folder
+        filesystem.rename(draft, output)  # a killed export leaves no part of the rows in the output folder
     result = {"output": str(output), "conversations": counts["conversation"], "preferences": counts["preference"]}
     lines = [f"{counts['conversation']} conversations and {counts['preference']} preference pairs in {output}"]
     print_result(result, as_json, lines)

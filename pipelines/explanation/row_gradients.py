@@ -21,6 +21,7 @@ from components.common.models import compute_devices, model_loading, resource_fo
 from components.common.models.adaptations import find_adaptation
 from components.common.models.model_loading import LoadableModel
 from components.common.models.model_shape import ModelShape
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
@@ -294,5 +295,5 @@ def _store(folder: Path, gradients: Mapping[int, np.ndarray]) -> None:
         np.save(file, table, allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
+    filesystem.rename(draft, path)
     artifact_folder.fsync(folder)

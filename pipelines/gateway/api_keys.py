@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.yaml_loading import StrictLoader, describe_yaml_error, load_yaml
 from pipelines.gateway.errors import RequestError
@@ -97,7 +98,7 @@ class KeyRing:
             self._checked = time.monotonic()
         if usage_path is not None and usage_path.exists():
             try:
-                saved = _UsageFile.model_validate_json(usage_path.read_text(encoding="utf-8")).root
+                saved = _UsageFile.model_validate_json(filesystem.read_text(usage_path)).root
             except (OSError, ValueError) as error:
                 raise ConfigurationError(
                     f"the usage file {usage_path} cannot be read: {error}",
@@ -231,7 +232,7 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
     """
     example = "Example: keys: [{name: team-a, sha256: DIGEST}]. Create keys with `tuneline keys create NAME`."
     try:
-        keys = _KeyFile.model_validate(load_yaml(path.read_text(encoding="utf-8"), StrictLoader)).keys
+        keys = _KeyFile.model_validate(load_yaml(filesystem.read_text(path), StrictLoader)).keys
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problem = describe_yaml_error(error)
         raise ConfigurationError(f"the key file {path} cannot be read: {problem}", hint=example) from None

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.common.artifacts import artifact_folder, hashing
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.yaml_loading import StrictLoader, describe_yaml_error, load_yaml
 
@@ -94,7 +95,7 @@ def read_routes(path: Path) -> dict[str, Route]:
     if not path.exists():
         return {}
     try:
-        return _RoutingFile.model_validate(load_yaml(path.read_text(encoding="utf-8"), StrictLoader) or {}).routes
+        return _RoutingFile.model_validate(load_yaml(filesystem.read_text(path), StrictLoader) or {}).routes
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problem = describe_yaml_error(error)
         raise ConfigurationError(f"the routing file {path} cannot be read: {problem}", hint=EXAMPLE) from None

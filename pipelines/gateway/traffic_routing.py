@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ConfigurationError
 from pipelines.gateway.canary_comparison import CanaryComparison, Outcome, log_evidence
 from pipelines.gateway.completions import Completion
@@ -385,7 +386,7 @@ def show_route(route: Route) -> str:
 def read_aborts(path: Path) -> list[Abort]:
     """Return the aborts of a state file; nothing if the file does not exist or cannot be read."""
     try:
-        return ABORTS.validate_json(path.read_bytes())
+        return ABORTS.validate_json(filesystem.read_bytes(path))
     except FileNotFoundError:
         return []
     except (OSError, ValidationError) as error:

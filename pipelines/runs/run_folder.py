@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from components.common.artifacts import artifact_folder
-from components.common.runtime import process_control, reporters
+from components.common.runtime import filesystem, process_control, reporters
 from components.common.runtime.errors import (
     RESUME_HINT,
     InterruptedRunError,
@@ -91,13 +91,13 @@ class Run:
     def update(self, **values: Any) -> None:
         """Set keys of run.json; other keys are unchanged."""
         path = self.folder / "run.json"
-        existing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        existing = json.loads(filesystem.read_text(path)) if path.exists() else {}
         artifact_folder.write_atomically(path, json.dumps({**existing, **values}, indent=2) + "\n")
 
     def read(self) -> Values:
         """Return run.json; {} if it is missing or unreadable, so that a damaged run does not hide other runs."""
         try:
-            values = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+            values = json.loads(filesystem.read_text(self.folder / "run.json"))
         except (OSError, ValueError):
             return {}
         return values if isinstance(values, dict) else {}
@@ -281,7 +281,7 @@ def lock_workdir(workdir: Workdir) -> Iterator[None]:
         draft.write_text(content, encoding="utf-8")
         for _ in range(3):
             try:
-                os.link(draft, lock)  # atomic: fails if the lock exists, and never exposes a partial file
+                filesystem.link(draft, lock)  # atomic: fails if the lock exists, and never exposes a partial file
                 break
             except FileExistsError:
                 holder = _read_holder(lock)
@@ -311,7 +311,7 @@ def lock_workdir(workdir: Workdir) -> Iterator[None]:
         with liveness.heartbeat(lock):
             yield
     finally:  # if this process was suspended for long, another one may have taken the lock
-        _remove_lock(lock, lambda taken: taken.read_text(encoding="utf-8") == content)
+        _remove_lock(lock, lambda taken: filesystem.read_text(taken) == content)
 
 
 def _identify_process() -> Values:
@@ -322,10 +322,10 @@ def _remove_lock(lock: Path, is_unwanted: Callable[[Path], bool]) -> None:
     """Remove a lock, unless another process has taken it since it was checked."""
     private = lock.with_name(f"{REMOVED_LOCK_PREFIX}.{job_folders.create_owner_tag()}")
     with contextlib.suppress(FileNotFoundError):
-        lock.rename(private)
+        filesystem.rename(lock, private)
         if not is_unwanted(private):
             with contextlib.suppress(FileExistsError):
-                os.link(private, lock)
+                filesystem.link(private, lock)
         private.unlink()
 
 
@@ -342,7 +342,7 @@ class _LockHolder:
 def _read_holder(lock: Path) -> _LockHolder | None:
     """Return the holder of a lock, alive or not; None if the lock is missing or unreadable."""
     try:
-        values = json.loads(lock.read_text(encoding="utf-8"))
+        values = json.loads(filesystem.read_text(lock))
         pid, started, where = values["pid"], values["process_started"], values["where"]
         if where == liveness.identify_host():
             return _LockHolder(pid, where, _find_process(pid, started) is not None, 0.0)

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.common.artifacts import code_digest, hashing
-from components.common.runtime import cpu_cores
+from components.common.runtime import cpu_cores, filesystem
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, UsageError
 
 MANIFEST_FILENAME = "manifest.json"
@@ -245,7 +245,7 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         temporary.write_text(text, encoding="utf-8")
         fsync(temporary)
-        temporary.replace(path)
+        filesystem.rename(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -307,7 +307,7 @@ def read_manifest(folder: Path) -> Manifest:
             hint="Rerun the step that creates the artifact; the step resumes.",
         )
     try:
-        return parse_manifest(path.read_bytes())
+        return parse_manifest(filesystem.read_bytes(path))
     except ChangedManifestError as error:
         raise ArtifactDamagedError(
             f"{path} has changed since it was published: {error}",

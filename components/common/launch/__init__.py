@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from components.common.artifacts import artifact_folder
-from components.common.runtime import process_control
+from components.common.runtime import filesystem, process_control
 from components.common.runtime.errors import EXIT_INTERRUPTED, RESUME_HINT, InterruptedRunError, TunelineError
 from components.common.runtime.reporters import Reporter, parse_event, relay_event
 
@@ -50,7 +50,7 @@ class Command:
     @staticmethod
     def read(folder: Path) -> Command:
         """Read the command of the job in this folder."""
-        return Command(**json.loads((folder / COMMAND_FILENAME).read_text(encoding="utf-8")))
+        return Command(**json.loads(filesystem.read_text(folder / COMMAND_FILENAME)))
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ def _collect_outcome(job: Job, status: JobStatus, folder: Path) -> JsonObject:
 def read_json_object(path: Path) -> JsonObject:
     """Return the JSON object in a file, or an empty object if the file is missing or incomplete."""
     try:
-        content: JsonObject = json.loads(path.read_text(encoding="utf-8"))
+        content: JsonObject = json.loads(filesystem.read_text(path))
     except (OSError, ValueError):
         return {}
     return content

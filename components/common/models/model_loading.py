@@ -34,7 +34,7 @@ from components.common.models import (
     weight_integrity,
 )
 from components.common.models.adaptations import find_adaptation
-from components.common.runtime import cpu_cores
+from components.common.runtime import cpu_cores, filesystem
 from components.common.runtime.errors import (
     ArtifactDamagedError,
     ConfigurationError,
@@ -610,7 +610,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             summary={"parameters": model.num_parameters()},
         )
         if not folder.exists():
-            work.rename(folder)
+            filesystem.rename(work, folder)
 
 
 def open_model(reference: str | Path, reporter: Reporter | None = None) -> LoadableModel:

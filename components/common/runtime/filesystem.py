@@ -1,10 +1,18 @@
-"""File system functions: nearest existing path, and hard links with a fallback to copies."""
+"""File system functions, which also work on storage that several hosts mount over NFS."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
+
+READ_ATTEMPTS = 5  # a writer that replaces a file without a pause can make several reads fail in a row
+ResultT = TypeVar("ResultT")
 
 
 def find_nearest_existing_path(path: Path) -> Path:
@@ -20,9 +28,80 @@ def link_or_copy(source: Path, target: Path) -> None:
     """
     if source.stat().st_mode & stat.S_IROTH:
         try:
-            target.hardlink_to(source)
+            link(source, target)
         except OSError:
             pass  # different file systems, or a file system without hard links
         else:
             return
     shutil.copyfile(source, target)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file that another host may replace at the same time.
+
+    If the file is replaced while it is open, an NFS client without delegations fails with ESTALE: the server no longer
+    has the file of this handle (RFC 1813, NFS3ERR_STALE). The path leads to the new file, so the read is repeated.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return _retry_stale(path.read_bytes)
+
+
+def read_text(path: Path, *, errors: str = "strict") -> str:
+    """Read a UTF-8 file as `read_bytes` does.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return _retry_stale(lambda: path.read_text(encoding="utf-8", errors=errors))
+
+
+def _retry_stale(read: Callable[[], ResultT]) -> ResultT:
+    for _ in range(READ_ATTEMPTS - 1):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return read()
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder as rename(2) does, and accept a rename that the server has already done.
+
+    An NFS client repeats a call whose answer was lost. A server that has restarted in between does not recognize the
+    call, and reports that the source is missing (rename(2) and link(2), section BUGS).
+
+    Raises:
+        OSError: the source cannot be renamed.
+    """
+    before = source.lstat()
+    try:
+        source.rename(target)
+    except FileNotFoundError:
+        if not _is_same_file(before, target):
+            raise
+
+
+def link(source: Path, target: Path) -> None:
+    """Create a hard link as link(2) does, and accept a link that the server has already created; see `rename`.
+
+    Raises:
+        FileExistsError: `target` is another file.
+        OSError: the link cannot be created.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        if not _is_same_file(source.lstat(), target):
+            raise
+
+
+def _is_same_file(status: os.stat_result, path: Path) -> bool:
+    with suppress(OSError):
+        os.utime(path.parent)  # makes an NFS client revalidate the name
+    try:
+        return os.path.samestat(status, path.lstat())
+    except FileNotFoundError:
+        return False

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlparse
 
 from components.common.artifacts import artifact_folder, object_storage
 from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.runtime import filesystem
 from components.common.runtime.errors import (
     ArtifactDamagedError,
     ConfigurationError,
@@ -113,10 +114,10 @@ def get_workdir_id(work: Workdir, *, create: bool = False) -> str:
             try:
                 draft.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
                 with suppress(FileExistsError):
-                    os.link(draft, file)  # atomic; fails if another job was first
+                    filesystem.link(draft, file)  # atomic; fails if another job was first
             finally:
                 draft.unlink(missing_ok=True)
-        return file.read_text(encoding="utf-8").strip()
+        return filesystem.read_text(file).strip()
     return ""
 
 
@@ -422,7 +423,7 @@ def remove_local_copy(store: Path, sha256: str, unused: float) -> bool:
         moved = job_folders.move_aside(store / sha256, own / ASIDE_FOLDER)
         if seconds_since_use(moved) < unused:
             return False
-        moved.rename(own / REMOVED_FOLDER)  # after this rename, no job restores the artifact
+        filesystem.rename(moved, own / REMOVED_FOLDER)  # after this rename, no job restores the artifact
         shutil.rmtree(own / REMOVED_FOLDER)
         return True
     return False
@@ -495,7 +496,7 @@ def _rescue(store: Path, job: Path) -> None:
 def _put_back(store: Path, folders: Iterable[Path]) -> None:
     for folder in folders:
         with suppress(OSError):  # a rename never replaces a folder that is not empty
-            folder.rename(store / folder.name)
+            filesystem.rename(folder, store / folder.name)
 
 
 def get_or_build(
@@ -570,7 +571,7 @@ def read_note(store: Path, name: str) -> str | None:
         content = object_storage.read_object(f"{bucket}/{name}")
         return content.decode("utf-8", errors="replace") if content is not None else None
     try:
-        return (store / name).read_text(encoding="utf-8", errors="replace")
+        return filesystem.read_text(store / name, errors="replace")
     except FileNotFoundError:
         return None
 

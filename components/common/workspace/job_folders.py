@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from components.common.runtime import filesystem
 from components.common.runtime.errors import BusyError
 from components.common.workspace import liveness
 
@@ -42,7 +43,7 @@ def private_folder(
     parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned_folders(parent, prefix, rescue)
     folder = parent / f"{prefix}.{create_owner_tag()}"
-    folder.mkdir(mode=mode)
+    folder.mkdir(mode=mode, exist_ok=True)  # the name is unique: over NFS, a repeated call finds its own folder
     try:
         with liveness.heartbeat(folder):
             yield folder
@@ -78,7 +79,7 @@ def _remove(folder: Path, prefix: str, rescue: Callable[[Path], None]) -> None:
     # removed; if this process is killed here, the new name is an abandoned folder like any other.
     removed = folder.with_name(f"{prefix}.{create_owner_tag()}")
     with suppress(OSError):
-        folder.rename(removed)
+        filesystem.rename(folder, removed)
     shutil.rmtree(removed if removed.exists() else folder, ignore_errors=True)
 
 
@@ -101,7 +102,7 @@ def move_into_place(
     """
     while True:
         try:
-            source.rename(target)  # never replaces a folder that is not empty
+            filesystem.rename(source, target)  # never replaces a folder that is not empty
         except OSError as error:
             if error.errno not in OCCUPIED_ERRNOS:
                 raise
@@ -120,7 +121,7 @@ def move_aside(folder: Path, aside: Path) -> Path:
     parent = aside / secrets.token_hex(4)
     parent.mkdir(parents=True)
     with suppress(FileNotFoundError):  # another job has moved the folder
-        folder.rename(parent / folder.name)
+        filesystem.rename(folder, parent / folder.name)
     return parent / folder.name
 
 
@@ -227,16 +228,15 @@ def _flock(folder: Path) -> Iterator[None]:
 def _try_link(draft: Path, lock: Path) -> bool:
     """Create the lock with its content by link(2), which is atomic even on NFS; return False if the lock exists."""
     try:
-        os.link(draft, lock)
+        filesystem.link(draft, lock)
     except FileExistsError:
-        # An NFS client that repeats a call whose answer was lost reports this after success, see NOTES in open(2).
-        return draft.stat().st_nlink > 1
+        return False
     return True
 
 
 def _read_owner(lock: Path) -> str:
     try:
-        return lock.read_text(encoding="utf-8")
+        return filesystem.read_text(lock)
     except OSError:
         return ""
 
@@ -260,7 +260,7 @@ def _remove_stale_lock(lock: Path, owner: str) -> None:
         return  # the lock was just released
     private = lock.with_name(f".{lock.name}.{create_owner_tag()}")
     with suppress(FileNotFoundError):
-        lock.rename(private)
+        filesystem.rename(lock, private)
         if _read_owner(private) != owner:
             _try_link(private, lock)
         private.unlink()

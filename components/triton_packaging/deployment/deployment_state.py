@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime import filesystem
 from components.common.runtime.errors import TunelineError
 
 STATE_FILENAME = "state.json"
@@ -82,7 +83,7 @@ def read_state(folder: Path) -> DeploymentState | None:
     if not path.exists():
         return None
     try:
-        return DeploymentState.model_validate_json(path.read_text(encoding="utf-8"))
+        return DeploymentState.model_validate_json(filesystem.read_text(path))
     except (OSError, ValidationError, UnicodeDecodeError) as error:
         raise TunelineError(
             f"{path} cannot be read: {str(error).splitlines()[0]}",

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ArtifactDamagedError, UsageError
 from components.common.runtime.filesystem import link_or_copy
 from components.common.workspace import job_folders
@@ -102,7 +103,7 @@ def copy_package(folder: Path, package: Artifact) -> Artifact:
                 f"the package {package.sha256[:12]} changed while it was copied", hint="Deploy the version again."
             )
         shutil.rmtree(home, ignore_errors=True)
-        copy.rename(home)
+        filesystem.rename(copy, home)
     return Artifact(home, verified.manifest)
 
 
@@ -152,7 +153,7 @@ def install_release(folder: Path, release: Release, name: str) -> list[str]:
         fresh = target / f".{release.version}.link"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(Path("../..") / store / release.package.sha256 / source.name / versions[0].name)
-        fresh.rename(target / release.version)
+        filesystem.rename(fresh, target / release.version)
         if (source / WARMUP_FOLDER).is_dir():
             shutil.copytree(source / WARMUP_FOLDER, target / WARMUP_FOLDER, dirs_exist_ok=True)
         config.name = target.name
@@ -183,7 +184,7 @@ def _write_rooted_files(folder: Path, release: Release, version: Path) -> str:
         weight_files.make_readable(fresh)
         home.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(home, ignore_errors=True)
-        fresh.rename(home)
+        filesystem.rename(fresh, home)
     return ROOTED_FOLDER
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.common.runtime import filesystem
 from components.common.runtime.errors import BusyError, TunelineError
 from components.common.workspace import artifact_store, job_folders, liveness
 from components.data_versioning import unreferenced_objects as data
@@ -131,12 +132,12 @@ def _quarantine_and_delete(path: Path, parent: Path, may_delete: Callable[[Path]
         (trash / ORIGIN_FILENAME).write_text(str(path.absolute()), encoding="utf-8")
         quarantined, deleting = trash / QUARANTINED_NAME, trash / DELETING_NAME
         try:
-            path.rename(quarantined)
+            filesystem.rename(path, quarantined)
         except FileNotFoundError:  # another job removed it
             return False
         if not may_delete(quarantined):  # final: no job finds the path in the private folder
             return False
-        quarantined.rename(deleting)
+        filesystem.rename(quarantined, deleting)
         if deleting.is_dir() and not deleting.is_symlink():
             shutil.rmtree(deleting)
         else:
@@ -153,12 +154,12 @@ def _restore(trash: Path) -> None:
     origin.parent.mkdir(parents=True, exist_ok=True)
     if quarantined.is_dir() or not os.path.lexists(origin):  # a rename would replace an existing file
         try:
-            quarantined.rename(origin)
+            filesystem.rename(quarantined, origin)
             return
         except OSError as error:
             if error.errno not in job_folders.OCCUPIED_ERRNOS:
                 raise
-    quarantined.rename(origin.with_name(f"{origin.name}.{secrets.token_hex(4)}"))
+    filesystem.rename(quarantined, origin.with_name(f"{origin.name}.{secrets.token_hex(4)}"))
 
 
 def recover(request: CollectionRequest) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from components.common.runtime import filesystem
 from components.common.runtime.errors import TunelineError, UsageError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store, job_folders, liveness
@@ -395,7 +396,7 @@ def _list_job_references(folder: Path, path: Path) -> tuple[str, ...]:
     names = []
     for job in (one for one in _walk(path) if one.name == "job.json"):
         try:
-            arguments = json.loads(job.read_text(encoding="utf-8"))
+            arguments = json.loads(filesystem.read_text(job))
         except (OSError, ValueError):
             continue
         for argument_path in _find_absolute_paths(arguments):
@@ -430,7 +431,7 @@ def list_runs(work: Workdir, keep: int) -> Iterator[StoredItem]:
 
     def describe(folder: Path) -> StoredItem:
         try:
-            record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            record = json.loads(filesystem.read_text(folder / "run.json"))
         except FileNotFoundError:  # never written
             record = {}
         if not isinstance(record, dict):

@@ -174,13 +174,17 @@ def _measure_visibility(side: Participant, maker: int) -> dict[str, float | None
         check()
     side.exchange(f"baseline_read.{maker}")
     visible_at: dict[str, float | None] = dict.fromkeys(is_visible)
-    deadline = time.monotonic() + side.plan.visibility_timeout
-    while time.monotonic() < deadline and None in visible_at.values():
-        for kind, check in is_visible.items():
-            if visible_at[kind] is None and check():
-                visible_at[kind] = side.server_time()
-        time.sleep(POLL_INTERVAL_SECONDS)
+
+    def watch_until(end: float) -> None:
+        while side.server_time() < end and None in visible_at.values():
+            for kind, check in is_visible.items():
+                if visible_at[kind] is None and check():
+                    visible_at[kind] = side.server_time()
+            time.sleep(POLL_INTERVAL_SECONDS)
+
+    watch_until(side.server_time() + side.plan.visibility_timeout)
     made_at = side.exchange(f"changes.{maker}")
+    watch_until(max(made_at.values()) + side.plan.visibility_timeout)  # the maker may have made its changes late
     return {
         name: None if seconds is None else max(0.0, seconds - made_at[name]) for name, seconds in visible_at.items()
     }

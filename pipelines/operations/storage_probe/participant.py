@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,13 +111,8 @@ class Participant:
             FileNotFoundError: the path is not visible within the timeout.
         """
         deadline = time.monotonic() + self.plan.visibility_timeout
-        while True:
-            try:
-                self.fs.stat(path)
-            except FileNotFoundError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-                self.fs.refresh(path.parent)
-            else:
-                return
+        while path.name not in self.fs.names(path.parent):  # see MessageChannel.receive
+            if time.monotonic() > deadline:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            time.sleep(0.02)
+            self.fs.refresh(path.parent)

@@ -69,8 +69,13 @@ class MessageChannel:
 
     def receive(self, name: str) -> dict[str, Any] | None:
         """Return {"value"} of the partner's message, or None if it is missing or incomplete."""
+        filename = f"{name}.{1 - self.rank}"
+        # A name that was looked up in vain stays missing in an NFS client's cache, and the client's own changes of the
+        # folder can renew the cache. Opening a folder revalidates it with the server, so its listing is current.
+        if filename not in self._fs.names(self._folder):
+            return None
         try:
-            digest, _, body = read_file(self._fs, self._folder / f"{name}.{1 - self.rank}").partition(b"\n")
+            digest, _, body = read_file(self._fs, self._folder / filename).partition(b"\n")
         except FileNotFoundError:
             return None
         if hashlib.sha256(body).hexdigest().encode() != digest:

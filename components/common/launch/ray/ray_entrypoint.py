@@ -38,7 +38,7 @@ from components.common.launch import (
     read_json_object,
 )
 from components.common.launch.launcher_settings import LauncherSettings, load_settings
-from components.common.runtime import process_control
+from components.common.runtime import filesystem, process_control
 from components.common.runtime.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -148,7 +148,7 @@ def main(folder: Path) -> int:
 def read_stop_mode(folder: Path, stop_requested: threading.Event) -> StopMode:
     """Return the requested stop mode, or "" if no stop was requested."""
     try:
-        content = (folder / STOP_FILENAME).read_text(encoding="utf-8").strip()
+        content = filesystem.read_text(folder / STOP_FILENAME).strip()
     except OSError:
         content = ""
     if content == "now":
@@ -190,7 +190,7 @@ def _run_attempts(job: _Job) -> int:
             if job.get_stop_mode():
                 raise _StoppedError from None
             try:
-                restarts = int(json.loads((job.folder / RESTARTS_FILENAME).read_text(encoding="utf-8")))
+                restarts = int(json.loads(filesystem.read_text(job.folder / RESTARTS_FILENAME)))
             except (OSError, ValueError):
                 restarts = 0
             limit = job.settings.resumes

@@ -32,6 +32,7 @@ from components.common.launch.launcher_settings import LauncherSettings, resolve
 from components.common.launch.slurm import batch_script
 from components.common.launch.slurm.job_records import JobRecord
 from components.common.launch.slurm.slurm_client import SlurmClient
+from components.common.runtime import filesystem
 from components.common.runtime.errors import EXIT_INTERRUPTED
 
 SCRIPT_FILENAME, RECORD_FILENAME, ARRAY_FILENAME = "job.sh", "slurm.json", "array.json"
@@ -122,7 +123,7 @@ class SlurmLauncher:
         """
         folder = resolve_folder(folder)
         try:
-            array = json.loads((folder / ARRAY_FILENAME).read_text(encoding="utf-8"))
+            array = json.loads(filesystem.read_text(folder / ARRAY_FILENAME))
             name, log_folder, suffix = array["name"], Path(array["place"]), f"_{array['task']}"
             client: SlurmClient | SharedClient = share_client(name, self.client, self.poll_interval_seconds)
         except FileNotFoundError:
@@ -135,7 +136,7 @@ class SlurmLauncher:
         if not outcome or outcome.get("exit_code") == EXIT_INTERRUPTED:  # running the command again resumes the work
             return None
         try:
-            job_id = str(json.loads((folder / RECORD_FILENAME).read_text(encoding="utf-8"))["job"])
+            job_id = str(json.loads(filesystem.read_text(folder / RECORD_FILENAME))["job"])
         except FileNotFoundError:  # the submitting process was killed before it recorded the id
             job_id = known[-1].id if known else ""
         return SlurmJob(job_id, name, folder, log_folder, client, self.settings)

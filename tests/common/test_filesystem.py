@@ -1,0 +1,109 @@
+"""Files on storage that several hosts mount over NFS. fast: the answers of a server are replaced in this process."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.common.artifacts import artifact_folder
+from components.common.runtime import filesystem
+from components.common.workspace import job_folders
+from components.common.workspace.artifact_store import Workdir
+from pipelines.runs import run_folder
+
+
+def lose_answers(patch: pytest.MonkeyPatch) -> list[str]:
+    """Make each rename, link and mkdir report, after it was done, what the repeated call finds; return their names."""
+    lost: list[str] = []
+    rename, link, mkdir = Path.rename, os.link, Path.mkdir
+
+    def repeat_rename(source: Path, target: Path) -> None:
+        rename(source, target)
+        lost.append("rename")
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+
+    def repeat_link(source: Path, target: Path) -> None:
+        link(source, target)
+        lost.append("link")
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(source))
+
+    def repeat_mkdir(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        mkdir(path, mode, parents, exist_ok)
+        if not exist_ok:
+            lost.append("mkdir")
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+    patch.setattr(Path, "rename", repeat_rename)
+    patch.setattr(os, "link", repeat_link)
+    patch.setattr(Path, "mkdir", repeat_mkdir)
+    return lost
+
+
+def write_file(folder: Path) -> None:
+    artifact_folder.write_atomically(folder / "note", "text")
+    assert [path.name for path in folder.iterdir()] == ["note"]
+
+
+def lock_folder(folder: Path) -> None:
+    with job_folders.folder_lock(folder):
+        assert job_folders.is_locked(folder)
+    assert not list(folder.iterdir())
+
+
+def lock_workdir(folder: Path) -> None:
+    with run_folder.lock_workdir(Workdir(folder)):
+        assert (folder / "lock.json").exists()
+    assert not list(folder.iterdir())
+
+
+def use_private_folder(folder: Path) -> None:
+    with job_folders.private_folder(folder, "job") as own:
+        (own / "file").touch()
+    assert not list(folder.iterdir())
+
+
+def publish_folder(folder: Path) -> None:
+    os.mkdir(folder / "made")  # noqa: PTH102 - its answer arrives
+    assert job_folders.move_into_place(folder / "made", folder / "target", lambda: None, folder / "aside") is None
+    assert [path.name for path in folder.iterdir()] == ["target"]
+
+
+@pytest.mark.parametrize("operation", [write_file, lock_folder, lock_workdir, use_private_folder, publish_folder])
+def test_operation_whose_answer_is_lost_succeeds(tmp_path: Path, operation: Callable[[Path], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        lost = lose_answers(patch)
+        operation(tmp_path)
+    assert lost or operation is use_private_folder
+
+
+def test_rename_and_link_report_what_was_not_done(tmp_path: Path) -> None:
+    first, second, missing = tmp_path / "first", tmp_path / "second", tmp_path / "missing"
+    first.write_text("1")
+    second.write_text("2")
+    with pytest.raises(FileExistsError):
+        filesystem.link(first, second)
+    with pytest.raises(FileNotFoundError):
+        filesystem.rename(missing, second)
+    with pytest.raises(FileNotFoundError):
+        filesystem.rename(first, missing / "first")
+    assert (first.read_text(), second.read_text()) == ("1", "2")
+
+
+def test_read_is_repeated_while_another_host_replaces_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("text")
+    failures = iter([errno.ESTALE] * (filesystem.READ_ATTEMPTS - 1) + [0] + [errno.ESTALE] * 100)
+    read = Path.read_text
+
+    def read_stale(path: Path, *arguments: str, **options: str) -> str:
+        if number := next(failures):
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_stale)
+    assert filesystem.read_text(tmp_path / "file") == "text"
+    with pytest.raises(OSError, match="Stale file handle"):
+        filesystem.read_text(tmp_path / "file")
