@@ -12,7 +12,7 @@ import psutil
 
 from components.common.models import model_loading
 from components.common.reporting.check_findings import CheckResult, check_result
-from components.common.runtime import cpu_cores
+from components.common.runtime import cpu_cores, mounts
 from components.common.runtime.errors import TunelineError
 from components.common.runtime.filesystem import find_nearest_existing_path
 from components.common.workspace.artifact_store import Workdir, get_cache_folder
@@ -79,4 +79,8 @@ def check_machine(workdir: Workdir) -> list[CheckResult]:
         )
     is_writable = os.access(find_nearest_existing_path(workdir.root), os.W_OK)
     found, hint = "writable" if is_writable else "not writable", "Choose another --workdir, or fix its permissions."
-    return [*results, check_result(str(workdir.root), is_writable, found, hint)]
+    results.append(check_result(str(workdir.root), is_writable, found, hint))
+    if warning := mounts.format_database_warning(os.environ.get("MLFLOW_TRACKING_URI") or workdir.tracking_uri):
+        found, _, hint = warning.partition(". ")
+        results.append(check_result("MLflow database", False, found, f"{hint}.", needed=False))
+    return results

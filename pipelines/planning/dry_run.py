@@ -7,6 +7,7 @@ gives the origin of each figure.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import statistics
 import tempfile
@@ -30,7 +31,7 @@ from components.common.models import model_loading, resource_formulas
 from components.common.models.model_loading import ModelOutline
 from components.common.models.model_shape import ModelShape
 from components.common.row_comparison import training_overlap
-from components.common.runtime import filesystem
+from components.common.runtime import filesystem, mounts
 from components.common.runtime.errors import InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
@@ -551,6 +552,8 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
         )
     if reason := get_unproven_reason(survey.config):
         warnings.append(format_unproven_warning(reason))
+    if database_warning := mounts.format_database_warning(os.environ.get("MLFLOW_TRACKING_URI", "")):
+        warnings.append(database_warning)
     objections = policy_preflight.list_objections(survey.config, survey.outline.base, survey.task_checks)
     warnings += [policy_preflight.format_warning(objection) for objection in objections]
     for task in survey.config.evaluation.tasks:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from components.common.artifacts import code_digest, hashing
 from components.common.launch import launcher_settings
 from components.common.models import compute_devices, model_loading
+from components.common.runtime import mounts
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
@@ -74,6 +75,8 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     reason = get_unproven_reason(config)
     if reason:
         reporter.note(format_unproven_warning(reason))
+    if warning := mounts.format_database_warning(os.environ.get("MLFLOW_TRACKING_URI", "")):
+        reporter.note(warning)
     policy_preflight.check_policy(config, base, workloads, reporter)
 
     def find_incumbent(finetune_key: str) -> str | None:

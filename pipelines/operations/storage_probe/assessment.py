@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.common.reporting.check_findings import CheckResult, check_result
+from components.common.runtime import mounts
+from components.common.runtime.mounts import Mount
 from pipelines.operations.storage_probe import mount_options
-from pipelines.operations.storage_probe.mount_options import MAX_HEARTBEAT_DELAY_SECONDS, Mount
+from pipelines.operations.storage_probe.mount_options import MAX_HEARTBEAT_DELAY_SECONDS
 from pipelines.operations.storage_probe.participant import MIB_BYTES, Figures
 from pipelines.operations.storage_probe.remedies import DEFAULT_REMEDY, ERRNO_CHECKS, REMEDIES
 
@@ -196,7 +198,7 @@ def _assess_writes(step: str, measured: StepMeasurement) -> Iterator[CheckResult
             )
             yield _build_result("fsync", not lost, found)
             too_fast = any(
-                mount.kind in mount_options.NETWORK_FILESYSTEMS and seconds < MIN_ROUND_TRIP_SECONDS
+                mount.kind in mounts.NETWORK_FILESYSTEMS and seconds < MIN_ROUND_TRIP_SECONDS
                 for mount, seconds in zip(measured.mounts, measured.get_values("fsync_seconds"), strict=True)
             )
             times = [

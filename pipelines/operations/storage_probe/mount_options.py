@@ -6,61 +6,17 @@ values negotiated with the server in /proc/self/mountinfo (proc_pid_mountinfo(5)
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from components.common.reporting.check_findings import CheckResult, check_result
+from components.common.runtime.mounts import BUCKET_FILESYSTEMS, Mount
 from components.common.workspace import job_folders, liveness
 
-MOUNTINFO = Path("/proc/self/mountinfo")
-NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "fuse.ceph")
-BUCKET_FILESYSTEMS = (
-    "fuse.s3fs", "fuse.goofys", "fuse.geesefs", "fuse.gcsfuse", "fuse.rclone", "fuse.mountpoint-s3", "fuse.blobfuse", "fuse.blobfuse2",
-)  # fmt: skip
 # With a longer delay of heartbeats, a live job is considered dead.
 MAX_HEARTBEAT_DELAY_SECONDS = job_folders.LOCK_STALE_AFTER_SECONDS - 2 * liveness.HEARTBEAT_INTERVAL_SECONDS
 MAX_CACHE_SECONDS = 60  # the default of acregmax and acdirmax
 MIN_TRANSFER_BYTES = 1 << 17  # current servers negotiate 2**20
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A mount, from a line of mountinfo."""
-
-    point: str
-    kind: str
-    source: str
-    options: dict[str, str] = field(default_factory=dict)  # of the mount and of its file system; "" for a flag
-
-    @property
-    def is_nfs(self) -> bool:
-        """Whether this is NFS of any version."""
-        return self.kind in ("nfs", "nfs4")
-
-
-def find_mount(path: Path, mountinfo: str) -> Mount:
-    """Find the mount of a path in the text of mountinfo: the last mount at the longest matching mount point."""
-    resolved = path.resolve()
-    best = Mount("/", "unknown", "unknown")
-    for line in mountinfo.splitlines():
-        head, separator, tail = line.partition(" - ")
-        first, last = head.split(), tail.split()
-        if not separator or len(first) < 6 or len(last) < 2:
-            continue
-        point = _unescape(first[4])
-        if resolved.is_relative_to(point) and len(point) >= len(best.point):
-            parts = ",".join([first[5], *last[2:3]]).split(",")
-            options = {name: value for name, _, value in (part.partition("=") for part in parts)}
-            best = Mount(point, last[0], _unescape(last[1]), options)
-    return best
-
-
-def _unescape(text: str) -> str:
-    """Decode the octal escapes of spaces, tabs and backslashes."""
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
 class MountRule(NamedTuple):

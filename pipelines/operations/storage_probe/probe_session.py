@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from components.common.reporting.check_findings import all_passed
-from components.common.runtime import process_control
+from components.common.runtime import mounts, process_control
 from components.common.runtime.errors import TunelineError, UsageError
+from components.common.runtime.mounts import MOUNTINFO, Mount
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
 from pipelines.operations.storage_probe import (
     assessment,
     consistency_checks,
     fio_benchmark,
-    mount_options,
     rendezvous,
     throughput,
 )
-from pipelines.operations.storage_probe.mount_options import MOUNTINFO, Mount
 from pipelines.operations.storage_probe.participant import MIB_BYTES, Figures, Participant, ProbePlan, StepAbortedError
 from pipelines.operations.storage_probe.probed_filesystem import Filesystem, write_durably
 from pipelines.operations.storage_probe.rendezvous import MessageChannel, PartnerError
@@ -260,5 +259,5 @@ def _describe_host(request: ProbeRequest) -> dict[str, Any]:
         "rank": request.rank,
         "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "boot": boot.strip(),
-        "mount": asdict(mount_options.find_mount(request.path, mountinfo)),
+        "mount": asdict(mounts.find_mount(request.path, mountinfo)),
     }

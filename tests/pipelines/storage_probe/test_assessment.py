@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from components.common.reporting.check_findings import all_passed
+from components.common.runtime.mounts import Mount
 from pipelines.operations.storage_probe import assessment, fio_benchmark
-from pipelines.operations.storage_probe.mount_options import Mount
 from pipelines.operations.storage_probe.participant import ProbePlan
 from pipelines.operations.storage_probe.remedies import ERRNO_CHECKS, REMEDIES
 

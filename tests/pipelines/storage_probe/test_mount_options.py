@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from components.common.runtime import mounts
 from pipelines.operations.storage_probe import mount_options
 from tests.pipelines.command import ROOT
 
@@ -14,9 +15,9 @@ ROOT_LINE = "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 RECOMMENDED_OPTIONS = "rw,vers=3,rsize=1048576,wsize=1048576,namlen=255,hard,proto=tcp,nconnect=8,timeo=600,retrans=2,sec=sys,local_lock=none,addr=192.0.2.10"
 
 
-def parse_mount(options: str, kind: str = "nfs") -> mount_options.Mount:
+def parse_mount(options: str, kind: str = "nfs") -> mounts.Mount:
     line = f"90 22 0:52 / /mnt/tuneline rw,noatime shared:7 master:2 - {kind} powerscale.example:/ifs/data/tuneline {options}\n"
-    return mount_options.find_mount(Path("/mnt/tuneline/work"), ROOT_LINE + line)
+    return mounts.find_mount(Path("/mnt/tuneline/work"), ROOT_LINE + line)
 
 
 def failed_options(options: str) -> dict[str, bool]:
@@ -33,10 +34,30 @@ def test_longest_and_last_mount_point_wins() -> None:
         ROOT_LINE
         + "90 22 0:52 / /mnt/a\\040b rw - nfs4 server:/one rw,vers=4.1\n91 22 0:53 / /mnt/a\\040b rw - nfs4 server:/two rw,vers=4.2\n"
     )
-    mount = mount_options.find_mount(Path("/mnt/a b/work"), lines)
+    mount = mounts.find_mount(Path("/mnt/a b/work"), lines)
     assert (mount.point, mount.source, mount.options["vers"]) == ("/mnt/a b", "server:/two", "4.2")
-    assert mount_options.find_mount(Path("/mnt/a bc"), lines).kind == "ext4"
-    assert mount_options.find_mount(Path("/mnt"), lines).source == "/dev/sda1"
+    assert mounts.find_mount(Path("/mnt/a bc"), lines).kind == "ext4"
+    assert mounts.find_mount(Path("/mnt"), lines).source == "/dev/sda1"
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind", "is_reported"),
+    [
+        ("sqlite:////mnt/tuneline/work/mlflow.db", "nfs", True),
+        ("sqlite:////mnt/tuneline/work/mlflow.db", "fuse.s3fs", True),
+        ("sqlite:////mnt/tuneline/work/mlflow.db", "ext4", False),
+        ("sqlite:////home/me/mlflow.db", "nfs", False),
+        ("http://mlflow:5000", "nfs", False),
+    ],
+)
+def test_sqlite_database_on_shared_storage_is_reported(uri: str, kind: str, is_reported: bool) -> None:
+    lines = f"{ROOT_LINE}90 22 0:52 / /mnt/tuneline rw - {kind} powerscale.example:/ifs/data rw\n"
+    warning = mounts.format_database_warning(uri, lines)
+    assert bool(warning) == is_reported
+    if is_reported:
+        assert warning.startswith(
+            f"the MLflow database /mnt/tuneline/work/mlflow.db is an SQLite file on {kind} (powerscale."
+        )
 
 
 def test_documented_mount_options_pass() -> None:
