@@ -5,6 +5,7 @@ The test of the auxiliary pods is in the long tier: it compiles the pipeline for
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_limits_of_the_launcher_list_what_the_platform_uses(overlay: str) -> Non
     has_policies = bool(select_kind(manifests, "ValidatingAdmissionPolicy"))
     assert has_policies == (platform.launcher.kind in ("trainjob", "rayjob"))
     if has_policies:
-        limits = select_kind(manifests, "ConfigMap", team_namespace(overlay))[LIMITS_NAME]
+        limits = copy.deepcopy(select_kind(manifests, "ConfigMap", team_namespace(overlay))[LIMITS_NAME])
         (finding,) = launcher_checks.check_limits(platform, limits, team_namespace(overlay))
         assert finding["ok"], finding["found"]
         limits["data"]["images"] = "registry.example/other:1"

@@ -28,9 +28,14 @@ KEPT = ("Namespace", "PersistentVolume", "PersistentVolumeClaim")  # kinds that 
 # The values that add the optional components of an overlay, which its kustomizations list as comments.
 OPTIONAL: dict[str, Json] = {
     "one-gpu-node": {"serving": {"podMonitor": True}},
-    "shared-gpus": {"serving": {"podMonitor": True}},
-    "gaudi3-roce": {"serving": {"podMonitor": True, "scaleBy": "keda"}, "roce": True},
-    "xe9680-powerscale": {"serving": {"podMonitor": True}, "dashboard": True},
+    "shared-gpus": {"serving": {"podMonitor": True}, "dashboard": True, "alerts": True},
+    "gaudi3-roce": {
+        "serving": {"podMonitor": True, "scaleBy": "keda"},
+        "roce": True,
+        "dashboard": True,
+        "alerts": True,
+    },
+    "xe9680-powerscale": {"serving": {"podMonitor": True}, "dashboard": True, "alerts": True},
 }
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 

@@ -58,6 +58,14 @@ LISTED_FIELDS = {
             *(f"triggers.metadata.{name}" for name in ("serverAddress", "threshold", "query")),
         },
     ),
+    # prometheus-operator, example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml
+    "PrometheusRule": (
+        "monitoring.coreos.com/v1",
+        {
+            "groups.name",
+            *(f"groups.rules.{name}" for name in ("alert", "expr", "for", "labels.severity", "annotations.summary")),
+        },
+    ),
     # Kubernetes Network Custom Resource Definition De-facto Standard, version 1.3
     "NetworkAttachmentDefinition": ("k8s.cni.cncf.io/v1", {"config"}),
 }

@@ -1,4 +1,4 @@
-"""docs/examples/alerts.yaml: fields of the Prometheus operator, valid expressions, existing metrics and object names.
+"""deploy/components/alerts/alerts.yaml: fields of the Prometheus operator, valid expressions, existing metrics and object names.
 
 No Prometheus runs here. tests/triton_packaging/test_metrics.py compares the Triton metrics with a running server, and
 tests/pipelines/gateway/test_telemetry.py those of the gateway with a running gateway.
@@ -16,7 +16,7 @@ from tests.deploy.rendering import OVERLAYS, iterate_pods, render_overlay, selec
 from tests.pipelines.command import ROOT
 
 Json = dict[str, Any]
-FILE = ROOT / "docs" / "examples" / "alerts.yaml"
+FILE = ROOT / "deploy" / "components" / "alerts" / "alerts.yaml"
 DURATION = re.compile(r"(\d+[smhd])+")
 STATE = {"namespace"}
 TRITON = {"namespace", "pod", "model", "version"}
