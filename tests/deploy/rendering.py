@@ -27,6 +27,7 @@ CUSTOM_GROUPS = (
     "monitoring.coreos.com",
     "k8s.cni.cncf.io",
     "keda.sh",
+    "gateway.networking.k8s.io",
 )  # API groups that are not built into Kubernetes
 TEMPLATES = {
     "Deployment": ("spec", "template"),
@@ -64,10 +65,15 @@ def render_with_optional(overlay: str) -> list[Json]:
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(DEPLOY, Path(folder) / "deploy")
         shutil.copytree(ROOT / "mlflow", Path(folder) / "mlflow")  # base/mlflow reads its settings
-        for kustomization in (copy / "overlays" / overlay).rglob("kustomization.yaml"):
-            text = kustomization.read_text(encoding="utf-8")
-            kustomization.write_text(text.replace("  # - ../", "  - ../"), encoding="utf-8")
+        uncomment_components(copy / "overlays" / overlay)
         return build_kustomization(copy / "overlays" / overlay)
+
+
+def uncomment_components(overlay: Path) -> None:
+    """Enable the optional components in the kustomizations of an overlay's copy."""
+    for kustomization in overlay.rglob("kustomization.yaml"):
+        text = kustomization.read_text(encoding="utf-8")
+        kustomization.write_text(text.replace("  # - ../", "  - ../"), encoding="utf-8")
 
 
 @cache

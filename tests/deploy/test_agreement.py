@@ -32,6 +32,7 @@ from tests.deploy.rendering import (
     select_kind,
     selector_matches,
     team_namespace,
+    uncomment_components,
 )
 from tests.pipelines.test_platforms import compile_for
 
@@ -438,6 +439,7 @@ def test_every_site_value_is_substituted_and_no_example_remains(overlay: str, tm
     site = yaml.safe_load(file.read_text(encoding="utf-8"))
     markers = {key: str(4_000 + n) if key in ("user", "group") else f"marked-{n}" for n, key in enumerate(site["data"])}
     file.write_text(yaml.safe_dump({**site, "data": markers}))
+    uncomment_components(file.parent)
     manifests = build_kustomization(tmp_path / "deploy" / "overlays" / overlay)
     text = yaml.safe_dump_all(manifests)
     users = {

@@ -94,7 +94,7 @@ def test_chart_renders_the_objects_of_the_overlay(overlay: str) -> None:
 def test_chart_renders_the_optional_components(overlay: str) -> None:
     values, optional = read_values(overlay), copy.deepcopy(OPTIONAL[overlay])
     values["teams"][0]["serving"] |= optional.pop("serving")
-    assert_same_objects(values | optional, render_with_optional(overlay))
+    assert_same_objects(values | optional | {"ingress": True, "gatewayApi": True}, render_with_optional(overlay))
 
 
 @each_overlay

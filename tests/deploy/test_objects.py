@@ -66,6 +66,26 @@ LISTED_FIELDS = {
             *(f"groups.rules.{name}" for name in ("alert", "expr", "for", "labels.severity", "annotations.summary")),
         },
     ),
+    # kubernetes-sigs/gateway-api, commit 4564255ac2c3, config/crd/standard/gateway.networking.k8s.io_{gateways,httproutes}.yaml
+    "Gateway": (
+        "gateway.networking.k8s.io/v1",
+        {
+            "gatewayClassName",
+            *(f"listeners.{name}" for name in ("name", "hostname", "port", "protocol", "tls.mode")),
+            "listeners.tls.certificateRefs.name",
+            *(f"listeners.allowedRoutes.namespaces.{name}" for name in ("from", "selector.matchLabels")),
+        },
+    ),
+    "HTTPRoute": (
+        "gateway.networking.k8s.io/v1",
+        {
+            "hostnames",
+            *(f"parentRefs.{name}" for name in ("name", "namespace", "sectionName")),
+            *(f"rules.matches.path.{name}" for name in ("type", "value")),
+            "rules.timeouts.request",
+            *(f"rules.backendRefs.{name}" for name in ("name", "port")),
+        },
+    ),
     # Kubernetes Network Custom Resource Definition De-facto Standard, version 1.3
     "NetworkAttachmentDefinition": ("k8s.cni.cncf.io/v1", {"config"}),
 }

@@ -19,7 +19,9 @@ replace: pairs of texts, old and new. merge: fields that override those of an ob
   (list "tuneline/python-training:latest" $images.training) (list "tuneline/python-mlflow" $images.mlflow)
   (list "docker.io/library/postgres:17-bookworm" $images.postgresql) (list "192.0.2.0/28" $site.apiServers)
   (list "198.51.100.0/24" $site.network) (list "https://powerscale.example:9021" $site.s3Endpoint)
-  (list "s3://mlflow/artifacts" $site.mlflowArtifacts) (list "value: mlflow.example" (printf "value: %s" $site.mlflowHost))
+  (list "s3://mlflow/artifacts" $site.mlflowArtifacts) (list "mlflow.example" $site.mlflowHost)
+  (list "models.example" $site.servingHost) (list "ClassName: public" (printf "ClassName: %s" $site.ingressClass))
+  (list "cluster-issuer: site" (printf "cluster-issuer: %s" $site.clusterIssuer))
   (list "postgresql.mlflow.svc:5432" $site.postgresql) (list "server: powerscale.example" (printf "server: %s" $site.powerscale))) }}
 {{- range concat $pairs (.replace | default list) }}{{ $text = replace (first .) (last .) $text }}{{ end }}
 {{- $context := . }}
