@@ -1,4 +1,4 @@
-"""docs/examples/kserve.yaml: fields of KServe, pods that Kubernetes accepts, and the settings of deploy/. It was not run on KServe."""
+"""docs/examples/kserve.yaml and kserve-s3.yaml: fields of KServe, pods that Kubernetes accepts, and the settings of deploy/. It was not run on KServe."""
 
 from __future__ import annotations
 
@@ -53,6 +53,19 @@ def test_objects_have_only_fields_of_kserve() -> None:
     assert collect_fields(service["spec"]) == SERVICE_FIELDS
     for name, value in service["metadata"]["annotations"].items():
         assert value in ANNOTATIONS[name]
+
+
+def test_service_of_a_bucket_differs_in_its_storage_and_account_only() -> None:
+    account, service = yaml.safe_load_all((ROOT / "docs" / "examples" / "kserve-s3.yaml").read_text(encoding="utf-8"))
+    assert kubernetes_schemas.problems(account) == []
+    assert account["secrets"] == [{"name": account["metadata"]["name"]}]
+    assert service["spec"]["predictor"].pop("serviceAccountName") == account["metadata"]["name"]
+    _, of_the_claim = load_manifests()
+    storages = [each["spec"]["predictor"]["model"].pop("storageUri") for each in (of_the_claim, service)]
+    assert [storage.partition("://")[0] for storage in storages] == ["pvc", "s3"]
+    for part in ("apiVersion", "kind", "spec"):
+        assert service[part] == of_the_claim[part]
+    assert service["metadata"]["annotations"] == of_the_claim["metadata"]["annotations"]
 
 
 def test_service_uses_the_runtime_and_its_format() -> None:
