@@ -6,6 +6,7 @@ Default tier: Helm renders a chart in a tenth of a second. tests/engines/test_ov
 from __future__ import annotations
 
 import copy
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,47 @@ def test_values_have_the_images_of_the_platform(overlay: str) -> None:
     images = read_values(overlay)["images"]
     for name in ("curation", "training", "serving"):
         assert images[name] == platform["images"][name]
+
+
+def test_every_site_value_is_substituted_and_no_example_remains() -> None:
+    """The overlays have some of the examples of the files as their values."""
+    values = read_values("xe9680-powerscale") | {"ingress": True, "gatewayApi": True}
+    site = {
+        "apiServers": "10.1.0.0/28",
+        "network": "10.2.0.0/24",
+        "s3Endpoint": "https://s3.site.test:9021",
+        "mlflowArtifacts": "s3://marked/artifacts",
+        "mlflowHost": "mlflow.site.test",
+        "servingHost": "models.site.test",
+        "ingressClass": "marked-class",
+        "clusterIssuer": "marked-issuer",
+        "postgresql": "postgresql.site.test:5433",
+        "databaseStorageClass": "marked-database",
+        "backupStorageClass": "marked-backup",
+        "dataRepository": "https://git.site.test/data.git",
+        "user": 4001,
+        "group": 4002,
+        "powerscale": "powerscale.site.test",
+    }
+    assert site.keys() == load_chart().values["site"].keys()
+    values["site"] = site
+    values["images"] = {name: f"registry.site.test/{name}:1" for name in values["images"]}
+    values["teams"][0]["serving"]["model"] = "marked-model"
+    values["trainer"] = {"runtime": "nvidia"}
+    values["doctorUser"] = "doctor@site.test"
+    text = yaml.safe_dump_all([each for each in render_objects(values) if not is_script(each)])
+    markers = [*map(str, site.values()), *values["images"].values(), "marked-model", "doctor@site.test"]
+    assert [marker for marker in markers if marker not in text] == []
+    rest = text.replace("node.example/", "")  # a label, which is a value of this overlay
+    assert (
+        re.findall(r"\S*\.example\b\S*|192\.0\.2\.\S*|198\.51\.100\.\S*|tuneline-demo|\S*tuneline/python-\S*", rest)
+        == []
+    )
+
+
+def is_script(manifest: Json) -> bool:
+    """Return whether a manifest holds MLflow's scripts, which read the values from variables."""
+    return manifest["kind"] == "ConfigMap" and manifest["metadata"]["name"].startswith("mlflow-config")
 
 
 def test_team_has_its_own_names_and_namespace() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import helm_python
 import pytest
 import yaml
 
@@ -23,6 +24,7 @@ from components.common.runtime.errors import ConfigurationError
 from pipelines.definition import pod_spec
 from pipelines.steps import step_launcher
 from tests.deploy.rendering import DEPLOY, OVERLAYS, load_overlay_platform, render_overlay
+from tests.deploy.test_chart import CHART, read_values
 from tests.deploy.test_rights import REASONS
 from tests.engines import cluster as cluster_kit
 from tests.engines.cluster import REQUIRED, Cluster
@@ -304,13 +306,46 @@ def applied(api_server: Cluster, request: pytest.FixtureRequest) -> Iterator[str
     overlay = str(request.param)
     apply(api_server, overlay)
     yield overlay
+    delete_overlay(api_server, overlay)
+
+
+def delete_overlay(cluster: Cluster, overlay: str) -> None:
+    """Delete the objects of an overlay and wait for the end of its namespaces and claims."""
     folder = str(DEPLOY / "overlays" / overlay)
-    api_server.kubectl("delete", "-k", folder, "--wait=false", "--ignore-not-found")
+    cluster.kubectl("delete", "-k", folder, "--wait=false", "--ignore-not-found")
     own = [name for name in ("mlflow", "team-a", "team-b") if name not in PREREQUISITES]
-    wait_until(
-        lambda: not {ns["metadata"]["name"] for ns in read(api_server, "namespaces")} & {*own}, "namespaces remain"
-    )
-    wait_until(lambda: not read(api_server, "persistentvolumeclaims", "-A"), "claims remain")
+    wait_until(lambda: not {ns["metadata"]["name"] for ns in read(cluster, "namespaces")} & {*own}, "namespaces remain")
+    wait_until(lambda: not read(cluster, "persistentvolumeclaims", "-A"), "claims remain")
+
+
+def test_chart_is_installed_upgraded_rolled_back_and_uninstalled(api_server: Cluster) -> None:
+    """Its objects are those of the overlay (tests/deploy/test_chart.py). `helm test` needs a node and is not run."""
+
+    def read_scaler() -> Json:
+        (scaler,) = read(api_server, "horizontalpodautoscalers", "-A")
+        return dict(scaler)
+
+    values = read_values("xe9680-powerscale")
+    api_server.kubectl("create", "namespace", "release")
+    kubeconfig = api_server.folder / "admin.kubeconfig"
+    with helm_python.Config(kubeconfig_path=kubeconfig, namespace="release", burst_limit=200) as helm:
+        helm.install(CHART, "site", values)
+        assert read_scaler()["spec"]["maxReplicas"] == 4
+        values["teams"][0]["serving"]["maxReplicas"] = 9
+        helm.upgrade(CHART, "site", values)
+        assert read_scaler()["spec"]["maxReplicas"] == 9
+        helm.rollback("site", version=1)
+        assert read_scaler()["spec"]["maxReplicas"] == 4
+        assert len(read(api_server, "persistentvolumes")) == 4
+        helm.uninstall("site")
+    wait_until(lambda: not read(api_server, "deployments", "-n", TEAM), "deployments remain")
+    assert len(read(api_server, "persistentvolumes")) == 4, "data survives an uninstall"
+    assert {claim["metadata"]["namespace"] for claim in read(api_server, "persistentvolumeclaims", "-A")} == {
+        "mlflow",
+        "team-a",
+        "team-b",
+    }
+    delete_overlay(api_server, "xe9680-powerscale")
 
 
 @pytest.mark.parametrize("applied", OVERLAYS, indirect=True)

@@ -1,7 +1,7 @@
 {{/*
 Print the objects of a file of deploy/, with values in place of the examples in it.
 root: the chart's context. path: the file below files/. team: the team, for its name and namespace. namespace: of objects that name none.
-replace: pairs of texts, old and new. merge: fields that override those of an object, by kind and name.
+replace: pairs of texts, old and new. merge: fields that override those of an object, by kind and name. omit: kind and name of an object to leave out.
 */}}
 {{- define "tuneline.objects" -}}
 {{- $text := required (printf "files/%s is empty" .path) (.root.Files.Get (printf "files/%s" .path)) }}
