@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pipelines.cli.application import JsonOption, SetOption, app, load_config, open_reporter, print_result
-
-if TYPE_CHECKING:
-    from components.fine_tuning.config import FineTuningConfig
-    from pipelines.planning.cluster_size import ClusterRequest
 
 DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "Money and energy"
 SHARED = "Cluster that several models share"
@@ -219,7 +215,7 @@ SeedOption = Annotated[
 ]
 ReportOption = Annotated[
     Path | None,
-    typer.Option("--report", help="HTML page with waiting time and use by number of nodes.", rich_help_panel=SHARED),
+    typer.Option("--report", help="HTML page to write, with plots, formulas and assumptions."),
 ]
 
 
@@ -282,68 +278,29 @@ def size_customizations(
 
     With --demand, size a cluster that several models share, from a simulation of its queue and storage.
     """
-    from functools import partial
+    from components.common.artifacts import output_paths
+    from pipelines.planning import size_results
+    from pipelines.planning.size_options import SizeOptions
 
-    from components.common.runtime.errors import UsageError
-    from pipelines.planning import cluster_size, sizing, sizing_input, sizing_report
-    from pipelines.planning.serving_size import ServingRequest
-    from pipelines.planning.storage_size import StorageRequest
-
-    sets = [
-        *sets,
-        *([f"fine_tuning.adaptation={adaptation}"] if adaptation else []),
-        *([f"fine_tuning.lora.rank={rank}"] if rank else []),
-    ]
-    if demand and model:
-        raise UsageError("--demand and --model are combined", hint="Name the models in --demand, as COUNTxMODEL.")
-    shared = {"--nodes": nodes, "--teams": teams, "--read-rate": read_rate, "--storage-node": storage_node,
-              "--storage-node-rate": storage_node_rate, "--report": report}  # fmt: skip
-    if not demand and (given := [option for option, value in shared.items() if value]):
-        raise UsageError(f"{given[0]} is given without --demand", hint="Give --demand COUNTxMODEL, such as 20x8b.")
-    customization = load_config(config, sets)
-    recipe = customization.fine_tuning
-    device, gpus = sizing_input.parse_gpu(gpu)
-    sizing_input.check_precision(device, precision)
-    sizing_input.check_choices(
-        {
-            "--stack": stack,
-            "--objective": objective,
-            "--recomputation": recomputation,
-            "--offload": offload,
-            "--weights-precision": weights_precision,
-            "--cache-precision": cache_precision,
-        }
-    )
-    if dataset and (tokens or rows):
-        raise UsageError("--dataset is combined with --tokens or --rows", hint="Give one of them.")
-    if dataset:
-        tokens, mean_length = _count_tokens(dataset, recipe, length, as_json)
-    storage = StorageRequest(
-        sizing_input.parse_bytes("--raw", raw) or 0.0,
-        versions,
-        checkpoints,
-        checkpoint_minutes,
-        stall_budget,
-        sizing_input.parse_bytes("--write-rate", write_rate),
-    )
-    build = partial(
-        sizing_input.build_request,
-        recipe,
-        device,
-        gpus,
+    options = SizeOptions(
+        gpu=gpu,
+        model=model,
         precision=precision,
         stack=stack,
-        objective=objective or None,
-        rows=rows,
+        adaptation=adaptation,
+        rank=rank,
+        objective=objective,
+        dataset=dataset,
         tokens=tokens,
+        rows=rows,
         mean_length=mean_length,
         epochs=epochs,
         length=length,
         packing=packing,
         micro_batch=micro_batch,
         global_batch=global_batch,
-        recomputation=recomputation or None,
-        stage=stage,
+        recomputation=recomputation,
+        zero_stage=stage,
         tensor=tensor,
         pipeline=pipeline,
         context=context,
@@ -351,53 +308,34 @@ def size_customizations(
         generation_share=generation_share,
         deadline_hours=deadline_hours,
         models=models,
-        storage=storage,
-        serving=ServingRequest(concurrency, input_tokens, output_tokens, weights_precision, cache_precision)
-        if concurrency
-        else None,
+        concurrency=concurrency,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        weights_precision=weights_precision,
+        cache_precision=cache_precision,
+        raw=raw,
+        versions=versions,
+        checkpoints=checkpoints,
+        checkpoint_minutes=checkpoint_minutes,
+        stall_budget=stall_budget,
+        write_rate=write_rate,
         gpu_hour_price=gpu_hour_price,
         kwh_price=kwh_price,
         pue=pue,
+        demand=demand,
+        nodes=nodes,
+        max_wait_hours=max_wait_hours,
+        teams=teams,
+        queue=queue,
+        read_rate=read_rate,
+        storage_node=storage_node,
+        storage_node_rate=storage_node_rate,
+        seed=seed,
     )
-    if demand:
-        counts = cluster_size.parse_demands(demand)
-        fractions = customization.data_curation.fractions
-        cluster = cluster_size.ClusterRequest(
-            tuple((count, build(name)) for name, count in counts.items()),
-            nodes=nodes,
-            teams=teams,
-            max_wait_hours=max_wait_hours,
-            queue=queue,
-            read_rate=sizing_input.parse_bytes("--read-rate", read_rate),
-            write_rate=storage.write_bytes_per_second,
-            held_out_share=fractions.test / fractions.train,
-            storage_node=storage_node,
-            storage_node_rate=sizing_input.parse_bytes("--storage-node-rate", storage_node_rate),
-            seed=seed,
-        )
-        _size_cluster(cluster, report, config, as_json)
-        return
-    result = sizing.size(build(model))
-    print_result(result, as_json, lambda: sizing_report.format_size(result))
-
-
-def _count_tokens(dataset: Path, recipe: FineTuningConfig, length: int | None, as_json: bool) -> tuple[int, float]:
-    """Return the tokens of a dataset and their mean per row, of rows as long as the training's."""
-    from pipelines.planning import sizing, sizing_input
-
-    longest = length or recipe.max_length or sizing.DEFAULT_LENGTH
+    if report:
+        output_paths.check_file(report, inputs=[config] if config else [], example="size.html")
     with open_reporter("size", as_json) as reporter:
-        return sizing_input.count_dataset_tokens(dataset, recipe.base_model, longest, reporter)
-
-
-def _size_cluster(request: ClusterRequest, report: Path | None, config: Path | None, as_json: bool) -> None:
-    """Simulate the cluster, write the report, and print the result."""
-    from components.common.artifacts import output_paths
-    from pipelines.planning import cluster_report, cluster_size
-
+        result = size_results.size(load_config(config, sets), options, reporter)
     if report:
-        output_paths.check_file(report, inputs=[config] if config else [], example="cluster.html")
-    result = cluster_size.size_cluster(request)
-    if report:
-        output_paths.write_file(report, cluster_report.render_report(request, result))
-    print_result(result, as_json, lambda: cluster_report.format_cluster(result))
+        output_paths.write_file(report, result.render_page())
+    print_result(result.as_dict(), as_json, result.format_lines)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.common.reporting import html_report
-from pipelines.planning import cluster_size
+from pipelines.planning import cluster_size, sizing_report
 from pipelines.planning.cluster_size import ClusterRequest
 from pipelines.planning.throughput import CASES
 
@@ -57,36 +57,84 @@ def _format_cases(values: Mapping[str, float]) -> str:
 
 
 def render_report(request: ClusterRequest, result: Json) -> str:
-    """Return an HTML page: the bill of materials, and waiting time and capacity by number of nodes."""
+    """Return an HTML page: the main sections, waiting time and capacity by number of nodes, gains, formulas and assumptions."""
     measured = cluster_size.measure_nodes(request, PLOTTED_NODES)
     counts = [size["nodes"] for size in measured]
     waits = {name: (counts, [size[key] for size in measured]) for key, name in WAITS.items()}
     asked = result["customizations_per_week"]["demand"]
     weekly = {"asked": (counts, [asked] * len(counts))}
     weekly |= {case: (counts, [size[case] for size in measured]) for case in CASES}
-    tiles = {
-        "nodes": result["nodes"],
-        "GPUs": result["gpus"],
-        "customizations a week": asked,
-        "hours of waiting, 9 of 10": result["wait_hours"]["p90"],
-    }
-    rows = [[item["item"], item["quantity"], item["unit"], item["reason"]] for item in result["bill_of_materials"]]
     demand = ", ".join(f"{item['per_month']} × {item['model']}" for item in result["demand"])
+    gains = [
+        [gain["change"], "noise" if gain["is_noise"] else f"{gain['customizations_per_week']:+g}", f"{gain['p90_wait_hours']:+g}"]
+        for gain in result["gains"]
+    ]  # fmt: skip
+    plot = html_report.plot_lines(
+        waits, x="nodes", y="hours", caption=f"Waiting time for GPUs by number of nodes; {result['nodes']} chosen."
+    )
     return html_report.render_page(
         "Size of a shared cluster",
         f"{demand} a month on {result['gpu']}",
         {
-            "Result": html_report.render_tiles(tiles),
-            "Bill of materials": html_report.render_table(["item", "quantity", "unit", "reason"], rows),
-            "Waiting time": html_report.plot_lines(
-                waits,
-                x="nodes",
-                y="hours",
-                caption=f"Waiting time for GPUs by number of nodes; {result['nodes']} chosen.",
+            **render_main_sections(result),
+            "Waiting time": plot
+            if any(size["p90"] for size in measured)
+            else html_report.render_paragraph(
+                "9 of 10 customizations do not wait for GPUs with any of these numbers of nodes."
             ),
             "Capacity": html_report.plot_lines(
                 weekly, x="nodes", y="customizations a week", caption="Customizations a week, asked and possible."
             ),
-            "Assumptions": "".join(html_report.render_paragraph(text) for text in result["assumptions"]),
+            "Gains": html_report.render_table(
+                ["change", "customizations a week at capacity", "hours that 9 of 10 wait at most"], gains
+            ),
+            "Formulas": sizing_report.render_formulas(result["formulas"]),
+            "Assumptions": sizing_report.render_list(result["assumptions"]),
         },
     )
+
+
+def render_main_sections(result: Json) -> dict[str, str]:
+    """Return HTML by heading: key figures, what binds, the demand, the bill of materials, utilization and memory."""
+    binds, models = result["binds"], result["demand"]
+    tiles = {
+        "nodes": result["nodes"],
+        "GPUs": result["gpus"],
+        "customizations a week": result["customizations_per_week"]["demand"],
+        "hours of waiting, 9 of 10": result["wait_hours"]["p90"],
+    }
+    demand = [
+        [item["model"], item["per_month"], item["gpus"], item["memory_gib_per_gpu"],
+         " – ".join(f"{item['hours'][case]:,g}" for case in CASES)]
+        for item in models
+    ]  # fmt: skip
+    rows = [
+        [item["item"], f"{item['quantity']:,g} {item['unit']}".strip(), item["reason"]] for item in result["bill_of_materials"]
+    ]  # fmt: skip
+    shares = {
+        f"{name}, {moment}": 100 * utilization[key]
+        for key, name in {"gpus": "GPUs", "read": "read rate", "write": "write rate"}.items()
+        for moment, utilization in {
+            "with the demand": result["utilization"],
+            "at capacity": result["utilization_at_capacity"],
+        }.items()
+    }
+    limits = {f"usable memory of {result['gpu']}": result["usable_gib_per_gpu"]}
+    return {
+        "Result": html_report.render_tiles(tiles)
+        + html_report.render_paragraph(f"Bound at capacity by {binds['bound']}: {binds['reason']}.")
+        + ("" if result["keeps_up"] else html_report.render_paragraph("The queue grows without limit.", "bad")),
+        "Demand": html_report.render_table(
+            ["model", "per month", "GPUs", "GiB per GPU", f"hours, {' – '.join(CASES)}"], demand
+        ),
+        "Bill of materials": html_report.render_table(["item", "quantity", "reason"], rows),
+        "Utilization": html_report.plot_bars(
+            shares, x="percent", caption="Share of the GPUs that are held, and of the storage's rates that are used."
+        ),
+        "Memory": html_report.plot_stacked_bars(
+            {item["model"]: item["memory"] for item in models},
+            x="GiB per GPU",
+            limits=limits,
+            caption="Peak memory of a GPU by part, and the memory that a training may use.",
+        ),
+    }

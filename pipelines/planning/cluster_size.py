@@ -170,6 +170,8 @@ def size_cluster(request: ClusterRequest) -> Json:
         "rates": {"read": round(cluster.read_rate), "write": round(cluster.write_rate)},
         "gains": _list_gains(request, workloads, cluster, drawn, waits["p90"]),
         "bill_of_materials": _list_materials(request, workloads, cluster, result, waits),
+        "usable_gib_per_gpu": workloads[0].size["usable_gib_per_gpu"],
+        "formulas": _list_formulas(workloads),
         "assumptions": _list_assumptions(request, workloads),
     }
 
@@ -203,6 +205,7 @@ def _describe_workload(workload: Workload) -> Json:
         "per_month": workload.count,
         "gpus": workload.gpus,
         "memory_gib_per_gpu": size["memory_gib_per_gpu"],
+        "memory": size["memory"],
         "hours": size["hours"],
         "gpu_hours": size["gpu_hours"],
         "evaluation_gpus": workload.evaluation_gpus,
@@ -518,6 +521,20 @@ def _count_host_memory(workloads: Sequence[Workload], device: Accelerator) -> fl
             resource_formulas.estimate_packaging_memory(workload.request.shape, proven=True),
         ]
     return max(needed) / MAX_MEMORY_FRACTION / sizing.GIB
+
+
+def _list_formulas(workloads: Sequence[Workload]) -> list[Json]:
+    """Return formula and source of the trainings' figures, and how the simulation finds those of the cluster."""
+    formulas = [formula for workload in workloads for formula in workload.size["formulas"]]
+    source = "discrete-event simulation; docs/cluster-emulation.md"
+    return [
+        *(formula for n, formula in enumerate(formulas) if formula not in formulas[:n]),
+        {"quantity": "waiting time", "formula": f"{SIMULATED_JOBS:,} customizations in one queue; all GPUs of a stage at once",
+         "source": source},
+        {"quantity": "capacity", "formula": "customizations a week while each team always has one in progress", "source": source},
+        {"quantity": "usable storage", "formula": "datasets, models and base models of all customizations of a month; "
+         "checkpoints of those that train at the same time", "source": "docs/sizing.md"},
+    ]  # fmt: skip
 
 
 def _list_assumptions(request: ClusterRequest, workloads: Sequence[Workload]) -> list[str]:

@@ -152,6 +152,7 @@ def size(request: SizingRequest) -> Json:
     total = {"gpus": plan.gpus * request.models, "nodes": nodes}
     return {
         "memory_gib_per_gpu": _to_gib(plan.memory["total"]),
+        "usable_gib_per_gpu": _to_gib(resource_formulas.MAX_MEMORY_FRACTION * (request.device.memory_bytes or 0.0)),
         "memory": {name: _to_gib(size) for name, size in plan.memory.items() if name != "total"},
         "gpus": plan.gpus,
         "hours": _round_cases(hours),

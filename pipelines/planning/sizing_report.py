@@ -1,10 +1,11 @@
-"""The result of `tuneline size` as lines of text."""
+"""The result of `tuneline size` as lines of text, and as an HTML page with a plot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from components.common.reporting import html_report
 from pipelines.planning.throughput import CASES
 
 Json = Mapping[str, Any]
@@ -41,6 +42,129 @@ def format_size(result: Json) -> list[str]:
     lines += [f"{'because' if not n else '':<10}{formula['quantity']}: {formula['formula']} ({formula['source']})"
               for n, formula in enumerate(result["formulas"])]  # fmt: skip
     return lines + [f"{'assumed' if not n else '':<10}{text}" for n, text in enumerate(result["assumptions"])]
+
+
+def render_report(result: Json) -> str:
+    """Return an HTML page: figures, ranges, bill of materials, memory, storage, serving, formulas and assumptions."""
+    model = result["model"]
+    subtitle = (
+        f"{model['name']}, {model['trainable']:,} of {model['parameters']:,} parameters trained, on {result['gpu']}"
+    )
+    return html_report.render_page(
+        "Size of a customization",
+        subtitle,
+        {
+            **render_main_sections(result),
+            "Layout": html_report.render_table(["setting", "value"], _list_layout(result["layout"])),
+            "Storage": html_report.render_table(["part", "size or rate"], _list_storage(result["storage"])),
+            "Serving": _render_serving(result["serving"]),
+            "Formulas": render_formulas(result["formulas"]),
+            "Assumptions": render_list(result["assumptions"]),
+        },
+    )  # fmt: skip
+
+
+def render_main_sections(result: Json) -> dict[str, str]:
+    """Return HTML by heading: key figures, what binds, ranges, the bill of materials and the memory of a GPU."""
+    hours, binds = result["hours"], result["binds"]
+    tiles = {
+        f"× {result['gpu']} per training": result["gpus"],
+        "GiB per GPU": result["memory_gib_per_gpu"],
+        "hours, typical": hours["typical"] if hours else None,
+        "bound": binds["bound"],
+    }
+    limits = {f"usable memory of {result['gpu']}": result["usable_gib_per_gpu"]}
+    return {
+        "Result": html_report.render_tiles(tiles)
+        + html_report.render_paragraph(f"Bound by {binds['bound']}: {binds['reason']}.", "" if result["fits"] else "bad"),
+        "Ranges": html_report.render_table(["per training", *CASES], _list_ranges(result)),
+        "Bill of materials": html_report.render_table(["item", "quantity", "reason"], _list_materials(result)),
+        "Memory": html_report.plot_stacked_bars(
+            {result["model"]["name"]: result["memory"]}, x="GiB per GPU", limits=limits,
+            caption="Peak memory of a GPU by part, and the memory that a training may use.",
+        ),
+    }  # fmt: skip
+
+
+def _list_ranges(result: Json) -> list[list[object]]:
+    """Return a row for each quantity that depends on the speed; low is the slowest case."""
+    energy, cost = result["energy"], result["cost"]
+    quantities = {
+        "tokens per second": result["tokens_per_second"],
+        "hours": result["hours"],
+        "GPU-hours": result["gpu_hours"],
+        "kWh": energy["kwh"] if energy else None,
+        "cost": cost["total"],
+    }
+    return [[name, *(values[case] if values else None for case in CASES)] for name, values in quantities.items()]
+
+
+def _list_materials(result: Json) -> list[list[object]]:
+    """Return item, quantity and reason of what all trainings need at the same time."""
+    parallel, storage, energy, serving = result["parallel"], result["storage"], result["energy"], result["serving"]
+    together = f"{parallel['models']} × {result['gpus']} GPUs" if parallel["models"] > 1 else result["binds"]["reason"]
+    power = f"{energy['kilowatts'] * parallel['models']:,g} kW" if energy else "unknown"
+    rows: list[list[object]] = [
+        [f"GPUs, {result['gpu']}", f"{parallel['gpus']:,}", together],
+        ["GPU nodes", f"{parallel['nodes']:,}", "a training that fits in a node does not span nodes"],
+        ["power", power, "1.2 × GPUs × design power"],
+        ["usable storage", _format_bytes(storage["bytes"]), "datasets, checkpoints, models and the base model"],
+        ["storage, read", f"{_format_bytes(storage['read_bytes_per_second'])}/s", f"bound by {storage['read_binds']}"],
+        ["storage, write", f"{_format_bytes(storage['write_bytes_per_second'])}/s",
+         f"checkpoints in {storage['stall_share']:.1%} of the time"],
+    ]  # fmt: skip
+    if serving:
+        rows.append([f"GPUs for serving, {result['gpu']}", f"{serving['gpus']:,}", f"bound by {serving['binds']}"])
+    return rows
+
+
+def _list_layout(layout: Json) -> list[list[object]]:
+    return [
+        *([f"{name} parallelism", f"{layout[name]}"] for name in ("data", "tensor", "pipeline", "context")),
+        ["ZeRO stage", f"{layout['zero_stage']}"],
+        ["micro-batch, rows", f"{layout['micro_batch']}"],
+        ["recomputation of activations", layout["recomputation"]],
+    ]
+
+
+def _list_storage(storage: Json) -> list[list[object]]:
+    parts = [[name.replace("_", " "), _format_bytes(size)] for name, size in storage["parts"].items()]
+    return [
+        *parts,
+        ["all", _format_bytes(storage["bytes"])],
+        ["read rate", f"{_format_bytes(storage['read_bytes_per_second'])}/s"],
+        ["write rate", f"{_format_bytes(storage['write_bytes_per_second'])}/s"],
+        ["checkpoint", f"{_format_bytes(storage['checkpoint_bytes'])} every {storage['checkpoint_minutes']:g} minutes, "
+         f"in {storage['checkpoint_seconds']:g} s"],
+        ["interval by Young and Daly", f"{storage['young_daly_minutes']:,g} minutes"],
+    ]  # fmt: skip
+
+
+def _render_serving(serving: Json | None) -> str:
+    if serving is None:
+        return ""
+    rate = serving["max_tokens_per_second"]
+    rows: list[list[object]] = [
+        ["GPUs of a replica", f"{serving['gpus']}"],
+        ["bound by", serving["binds"]],
+        ["memory per GPU", f"{serving['memory_gib_per_gpu']:g} GiB"],
+        ["weights", _format_bytes(serving["weight_bytes"])],
+        ["KV cache", f"{_format_bytes(serving['cache_bytes'])}, {_format_bytes(serving['cache_bytes_per_token'])} per token"],
+        ["first token", f"at least {serving['min_first_token_seconds'] * 1000:,.0f} ms"],
+        ["tokens per second", f"at most {rate:,.0f}" if rate else None],
+    ]  # fmt: skip
+    return html_report.render_table(["figure", "value"], rows)
+
+
+def render_formulas(formulas: Sequence[Json]) -> str:
+    """Return a table of formulas with their sources."""
+    rows = [[formula["quantity"], formula["formula"], formula["source"]] for formula in formulas]
+    return html_report.render_table(["quantity", "formula", "source"], rows)
+
+
+def render_list(texts: Sequence[str]) -> str:
+    """Return texts as paragraphs."""
+    return "".join(html_report.render_paragraph(text) for text in texts)
 
 
 def _format_cases(values: Mapping[str, float] | None) -> str:

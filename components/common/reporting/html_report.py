@@ -154,6 +154,34 @@ def plot_bars(values: Mapping[str, float], *, x: str, caption: str, colours: Map
     return _render_svg(figure, caption)
 
 
+def plot_stacked_bars(
+    bars: Mapping[str, Mapping[str, float]], *, x: str, caption: str, limits: Mapping[str, float] | None = None
+) -> str:
+    """Return horizontal bars of stacked parts as an inline SVG with a caption.
+
+    Args:
+        bars: lengths by part, by name of the bar.
+        x: label of the x axis.
+        limits: position of a vertical line by its name.
+    """
+    parts = list(dict.fromkeys(part for lengths in bars.values() for part in lengths))
+    figure, axes = _create_figure(height=1.4 + 0.5 * len(bars))
+    starts = dict.fromkeys(bars, 0.0)
+    for number, part in enumerate(parts):
+        lengths = [bars[name].get(part, 0.0) for name in bars]
+        axes.barh(list(bars), lengths, left=list(starts.values()), height=0.6, color=f"C{number}", label=part)
+        starts = {name: starts[name] + length for name, length in zip(bars, lengths, strict=True)}
+    for name, total in starts.items():
+        axes.annotate(f"{total:,.3g}", (total, name), xytext=(4, 0), textcoords="offset points", va="center")
+    for name, limit in (limits or {}).items():
+        axes.axvline(limit, color="#444", linewidth=1.2, linestyle="--", label=name)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel(x)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    return _render_svg(figure, caption)
+
+
 def plot_intervals(rows: Mapping[str, tuple[float, float, float]], *, x: str, caption: str) -> str:
     """Return a plot of intervals, with a line at zero, as an inline SVG with a caption.
 
