@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 import tuneline
 
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
-FUNCTIONS = ("run", "curate", "finetune", "evaluate", "package", "serve")
+FUNCTIONS = ("run", "curate", "finetune", "evaluate", "package", "serve", "size")
 CLASSES = {  # with the documented methods
     "Customization": ("load", "load_demo", "set", "check", "write"),
     "Registry": ("versions", "promote", "rollback", "lineage", "audit"),
     "RunResult": ("as_dict",),
     "RunEstimate": (),
+    "TrainingSize": ("as_dict", "write_page"),
+    "ClusterSize": ("as_dict", "write_page"),
     "DatasetResult": (),
     "ModelResult": (),
     "EvaluationResult": (),
@@ -43,9 +45,9 @@ def _render_function(name: str, function: Callable[..., object], level: int = 3)
         for key, one in inspect.signature(function).parameters.items()
         if key != "self"
     ]
-    keyword_only = [one.kind == one.KEYWORD_ONLY for one in inspect.signature(function).parameters.values()]
-    if any(keyword_only):
-        parameters.insert(len(parameters) - sum(keyword_only), "*")
+    kinds = [one.kind for key, one in inspect.signature(function).parameters.items() if key != "self"]
+    if inspect.Parameter.KEYWORD_ONLY in kinds:
+        parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     yield from [f"{'#' * level} {name}", "", "```text", f"{name}({', '.join(parameters)})", "```", ""]
     yield from _render_docstring(inspect.getdoc(function) or "")
 

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from components.common.runtime.errors import TunelineError as TunelineError
     from pipelines.config.customization_config import Customization as Customization
+    from pipelines.planning.size_results import ClusterSize as ClusterSize
+    from pipelines.planning.size_results import TrainingSize as TrainingSize
     from pipelines.runs.results import DatasetResult as DatasetResult
     from pipelines.runs.results import EvaluationResult as EvaluationResult
     from pipelines.runs.results import ModelResult as ModelResult
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from pipelines.runs.single_stages import ServedPackage as ServedPackage
     from tuneline.model_registry import ModelVersion as ModelVersion
     from tuneline.model_registry import Registry as Registry
+    from tuneline.sizing import size as size
     from tuneline.stages import curate as curate
     from tuneline.stages import evaluate as evaluate
     from tuneline.stages import finetune as finetune
@@ -47,6 +50,9 @@ _MODULES = {
     "evaluate": "tuneline.stages",
     "package": "tuneline.stages",
     "serve": "tuneline.stages",
+    "size": "tuneline.sizing",
+    "TrainingSize": "pipelines.planning.size_results",
+    "ClusterSize": "pipelines.planning.size_results",
     "Registry": "tuneline.model_registry",
     "RunResult": "pipelines.runs.results",
     "RunEstimate": "tuneline.whole_runs",

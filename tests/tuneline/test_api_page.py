@@ -33,7 +33,7 @@ def test_page_runs(tmp_path: Path) -> None:
     settings["model_registry"] = {"name": "helper"}
     (write_project(tmp_path) / "customization.yaml").write_text(yaml.safe_dump(settings))
     blocks = PYTHON_BLOCK.findall((ROOT / "docs" / "python-api.md").read_text(encoding="utf-8"))
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     process = subprocess.run(
         [sys.executable, "-P", "-c", "\n".join([*blocks, CHECKS])],
         cwd=tmp_path,

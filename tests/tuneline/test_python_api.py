@@ -20,6 +20,7 @@ import tuneline
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from pipelines.config.customization_config import Customization, load_customization
+from pipelines.planning import cluster_size
 from pipelines.runs import child_run
 from pipelines.runs.results import EvaluationResult, ModelResult, RunArtifacts, RunResult, StageTime
 from tests import api_reference
@@ -70,7 +71,7 @@ def test_names_are_lazy_typed_and_documented() -> None:
         _ = tuneline.trian  # type: ignore[attr-defined]
     for name in tuneline.__all__:
         assert inspect.getdoc(getattr(tuneline, name)), name
-    for name in ("run", "curate", "finetune", "evaluate", "package", "serve"):
+    for name in ("run", "curate", "finetune", "evaluate", "package", "serve", "size"):
         document = inspect.getdoc(getattr(tuneline, name)) or ""
         assert f"{name}(" in document, name  # an example
         assert "Raises:" in document, name
@@ -252,3 +253,50 @@ def test_error_of_the_process_of_a_run_is_raised(tmp_path: Path, monkeypatch: py
 def test_file_of_init_equals_the_defaults(tmp_path: Path) -> None:
     init = answer_in_process("init", "project", cwd=tmp_path)
     assert Customization.load(tmp_path / init["customization"]).model_dump() == Customization.load().model_dump()
+
+
+def test_sizes_equal_those_of_the_command_line(tmp_path: Path) -> None:
+    """`size` uses the objects of the command, with its limits, and shows plots in a notebook."""
+    arguments = ("--model", "8b", "--rows", 12000, "--mean-length", 115, "--gpu", "h100:8", "--no-packing")
+    training = tuneline.size(model="8b", rows=12_000, mean_length=115, gpu="h100:8", packing=False)
+    assert training.as_dict() == answer_in_process("size", *arguments, cwd=tmp_path)
+    assert (training.gpus, training.fits, training.binds["bound"]) == (8, True, "GPU count")
+    assert repr(training).startswith("TrainingSize(gpus='8 × h100', memory_gib_per_gpu=")
+    assert training.hours
+    assert training.hours["low"] > training.hours["typical"] > training.hours["best"]
+    assert training._repr_html_().count("<svg") == 1
+    assert "Bill of materials" in training._repr_html_()
+    recipe = Customization.load(fine_tuning={"adaptation": "full"})
+    assert tuneline.size(recipe, model="8b", gpu="h200").gpus > tuneline.size(model="8b", gpu="h200").gpus
+    assert recipe.fine_tuning.adaptation == "full"
+    adapted = tuneline.size(recipe, model="8b", gpu="h200", adaptation="lora", rank=4)
+    assert (adapted.gpus, recipe.fine_tuning.adaptation) == (1, "full"), "the caller's customization is unchanged"
+    page = training.write_page(tmp_path / "size.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 1
+    assert all(f"<h2>{heading}</h2>" in page for heading in ("Ranges", "Bill of materials", "Memory", "Formulas"))
+
+
+def test_size_with_a_demand_is_that_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SIMULATED_JOBS", "CAPACITY_JOBS"):
+        monkeypatch.setattr(cluster_size, name, 200)
+    cluster = tuneline.size(demand=["20x8b"], rows=50_000, mean_length=600, gpu="h200")
+    arguments = ("--demand", "20x8b", "--rows", 50000, "--mean-length", 600, "--gpu", "h200")
+    assert cluster.as_dict() == answer_in_process("size", *arguments, cwd=tmp_path)
+    assert (cluster.nodes, cluster.gpus, cluster.keeps_up) == (1, 8, True)
+    assert str(cluster).startswith("demand    20 × ")
+    assert cluster._repr_html_().count("<svg") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 0}, "size: rows: found 0; expected 1 or more"),
+        ({"mean_lenght": 5}, "size: mean_lenght: unknown key (did you mean mean_length?)"),
+        ({"demand": ["8b"]}, "--demand '8b' is not COUNTxMODEL"),
+        ({"nodes": 2}, "--nodes is given without --demand"),
+    ],
+)
+def test_wrong_options_of_size_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tuneline.TunelineError) as error:
+        tuneline.size(**options)
+    assert error.value.message == message
