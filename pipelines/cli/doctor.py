@@ -56,7 +56,7 @@ def doctor(
 ) -> int:
     """Check this machine, or a cluster (-p), for the requirements of tuneline. Show how to fix each failed check."""
     from components.common.reporting.check_findings import all_passed
-    from pipelines.planning import fit_checks
+    from pipelines.planning import fit_checks, resource_requests
 
     customization = load_config(config, sets) if config or sets else None
     if platform is None:
@@ -75,6 +75,8 @@ def doctor(
         from pipelines.kubeflow.preflight.cluster_checks import check_cluster
 
         target = load_platform(platform)
+        if customization:  # the pods are those of `compile -c`
+            target, _ = resource_requests.fill_requests(customization, target)
         results = check_cluster(
             target,
             context=context,

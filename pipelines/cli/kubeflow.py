@@ -52,10 +52,10 @@ def compile_(
     as_json: JsonOption = False,
 ) -> None:
     """Compile the pipeline to a YAML file for Kubeflow Pipelines. Equal input gives equal bytes."""
-    warnings = _compile(config, sets, platform, output, as_json, pipeline)
+    warnings, requests = _compile(config, sets, platform, output, as_json, pipeline)
     sha256 = hashlib.sha256(output.read_bytes()).hexdigest()
     hint = f"run it: tuneline submit -f {output} --endpoint URL --experiment NAME, or upload it in the Kubeflow UI"
-    result = {"pipeline": str(output), "sha256": sha256, "warnings": warnings}
+    result = {"pipeline": str(output), "sha256": sha256, "warnings": warnings, "requests": requests}
     print_result(result, as_json, [f"wrote {output}; {hint}"])
 
 
@@ -122,7 +122,7 @@ def submit(
         service_account = load_platform(platform).run.service_account
     with tempfile.TemporaryDirectory() as folder:
         pipeline = file or Path(folder) / "pipeline.yaml"
-        warnings = [] if file else _compile(config, sets, platform, pipeline, as_json, pipeline_name)
+        warnings, requests = ([], {}) if file else _compile(config, sets, platform, pipeline, as_json, pipeline_name)
         run = submission.submit(
             server, pipeline, experiment, run_name=run_name, service_account=service_account, parameters=param
         )
@@ -131,24 +131,34 @@ def submit(
             reporter.note(f"submitted {run.run_name}: {run.url}")
             submission.wait_for_run(run, reporter, timeout=timeout, interval=poll)
     lines = [f"{run.run_name}: {run.state}", f"details: {run.url}"]
-    print_result({**run.as_dict(), "warnings": warnings}, as_json, lines)
+    print_result({**run.as_dict(), "warnings": warnings, "requests": requests}, as_json, lines)
 
 
 def _compile(
     config: Path | None, sets: list[str], platform: Path | None, output: Path, quiet: bool, pipeline: str
-) -> list[str]:
-    """Compile the pipeline with the paths of the pods; print and return the warnings."""
+) -> tuple[list[str], dict[str, str]]:
+    """Compile the pipeline with the paths of the pods; print and return the warnings, and the requests that were filled in.
+
+    Requests are filled in for a customization that is given; the defaults are those of no particular one.
+    """
     from pipelines.config.customization_config import load_customization
     from pipelines.config.platform_config import load_platform
     from pipelines.definition import compilation
-    from pipelines.planning import fit_checks
+    from pipelines.planning import fit_checks, resource_requests
 
     cluster = load_platform(platform) if platform else None
     customization = load_customization(config, sets, resolve_paths=False)
     inputs = [path for path in (config, platform) if path]
+    requests: dict[str, str] = {}
+    if cluster and (config or sets):
+        cluster, requests = resource_requests.fill_requests(customization, cluster)
     warnings = compilation.write_pipeline(customization, cluster, output, inputs=inputs, pipeline=pipeline)
     if cluster:
         warnings += fit_checks.list_warnings(customization, cluster)
-    for warning in [] if quiet else warnings:
-        print_text(f"tuneline: {warning}", file=sys.stderr)
-    return warnings
+    notes = [
+        f"{key} is not set; the pipeline has {value}, the estimate of `tuneline size`"
+        for key, value in requests.items()
+    ]
+    for sentence in [] if quiet else [*warnings, *notes]:
+        print_text(f"tuneline: {sentence}", file=sys.stderr)
+    return warnings, requests

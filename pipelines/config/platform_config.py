@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -322,6 +323,13 @@ class Resources(StrictModel):
     memory: str = Field(
         "", pattern=QUANTITY_PATTERN, description="Memory, for example 16Gi. Empty: the LimitRange's default."
     )
+    memory_request: str = Field(
+        "",
+        pattern=QUANTITY_PATTERN,
+        description="Memory that the scheduler reserves, without a limit; only without `memory`. Empty: with `compile -c`, "
+        "the estimate of `tuneline size`.",
+        exclude_if=operator.not_,
+    )
     accelerator: str = Field(
         "",
         pattern=RESOURCE_NAME_PATTERN,
@@ -530,6 +538,13 @@ def _find_contradictions(platform: Platform) -> Iterator[str]:
         if key != "shared_memory" and any(f"{mount}/".startswith(f"{path}/") for path in RESERVED_PATHS):
             yield f"{key}: {mount} is reserved for Kubeflow or the system"
         names[name], paths[mount] = key, key
+    for stage in StageResources.model_fields:
+        resources: Resources = getattr(platform.resources, stage)
+        if resources.memory and resources.memory_request:
+            yield (
+                f"resources.{stage}.memory_request: no effect: memory {resources.memory} is both request and limit; "
+                "expected one of them"
+            )
     if not platform.launcher.entry.uses_this_machine and platform.resources.fine_tuning.accelerator:
         yield (
             "resources.fine_tuning.accelerator: no effect: `launcher` runs the training outside the step's pod; "

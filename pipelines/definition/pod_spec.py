@@ -184,6 +184,8 @@ def _set_resources(task: dsl.PipelineTask, platform: Platform, resources: Resour
         task.set_cpu_request(resources.cpu).set_cpu_limit(resources.cpu)
     if resources.memory:
         task.set_memory_request(resources.memory).set_memory_limit(resources.memory)
+    elif resources.memory_request:
+        task.set_memory_request(resources.memory_request)
     if resources.accelerator:
         task.set_accelerator_type(resources.accelerator).set_accelerator_limit(resources.accelerators)
     if resources.timeout_seconds:

@@ -22,7 +22,7 @@ from components.common.runtime.filesystem import find_nearest_existing_path
 from components.common.workspace.artifact_store import Workdir
 from components.fine_tuning.recipe_defaults import MAX_ESTIMATE_RATIO
 from pipelines.config.customization_config import Customization
-from pipelines.config.platform_config import Platform
+from pipelines.config.platform_config import Platform, Resources
 from pipelines.definition import pod_spec
 from pipelines.kubeflow.preflight import node_checks
 from pipelines.kubeflow.preflight.check_context import Check, CheckContext, parse_amount
@@ -106,19 +106,11 @@ def check_platform_fit(config: Customization, platform: Platform, gpu_bytes: flo
     """
     training = find_training_resources(platform)
     gpu_bytes = gpu_bytes or training.gpu_bytes
-    on_gpu = training.accelerators != 0 and config.fine_tuning.device != "cpu"
-    # Where the memory is not known, every layout fits, and the figures are those of the largest micro-batch.
-    memory = (gpu_bytes or math.inf) if on_gpu else (training.memory or math.inf)
     try:
-        demand = estimate_demand(
-            config,
-            memory,
-            on_gpu=on_gpu,
-            nodes=training.nodes,
-            evaluates_on_gpu=bool(platform.resources.evaluation.accelerator),
-        )
+        demand = estimate_platform_demand(config, platform, gpu_bytes)
     except UsageError:
         return [_skip_unknown_model(config)]
+    on_gpu = trains_on_gpu(config, training)
     results = list(_check_accelerators(demand, training)) if on_gpu else []
     if on_gpu and gpu_bytes:
         results.append(_check_gpu_memory(demand, gpu_bytes))
@@ -130,10 +122,35 @@ def check_platform_fit(config: Customization, platform: Platform, gpu_bytes: flo
         key = f"{training.section}.{training.memory_key}"
         results.append(_check_memory_request("fine_tuning", demand.host["fine_tuning"], training.memory, key))
     for stage in STAGES[1:]:
-        request = getattr(platform.resources, stage).memory
+        resources: Resources = getattr(platform.resources, stage)
+        request = resources.memory or resources.memory_request
         amount = float(parse_amount(request)) if request else None
         results.append(_check_memory_request(stage, demand.host[stage], amount, f"resources.{stage}.memory"))
     return results
+
+
+def trains_on_gpu(config: Customization, training: TrainingResources) -> bool:
+    """Return whether the training uses the accelerators of the platform."""
+    return training.accelerators != 0 and config.fine_tuning.device != "cpu"
+
+
+def estimate_platform_demand(config: Customization, platform: Platform, gpu_bytes: float | None = None) -> RunDemand:
+    """Return the demand of a customization on a platform.
+
+    Raises:
+        UsageError: the shape of the base model is not known.
+    """
+    training = find_training_resources(platform)
+    on_gpu = trains_on_gpu(config, training)
+    # Where the memory is not known, every layout fits, and the figures are those of the largest micro-batch.
+    memory = (gpu_bytes or training.gpu_bytes) if on_gpu else training.memory
+    return estimate_demand(
+        config,
+        memory or math.inf,
+        on_gpu=on_gpu,
+        nodes=training.nodes,
+        evaluates_on_gpu=bool(platform.resources.evaluation.accelerator),
+    )
 
 
 def build_cluster_checks(config: Customization) -> dict[str, Check]:
@@ -182,7 +199,8 @@ def find_training_resources(platform: Platform) -> TrainingResources:
     if launcher.kind == "ray":
         return TrainingResources(section, launcher.nodes, None if launcher.ray.accelerator else 0, None, "")
     count = own.accelerators if own.accelerator else 0
-    memory = float(parse_amount(own.memory)) if own.memory else None
+    request = own.memory or own.memory_request
+    memory = float(parse_amount(request)) if request else None
     gpu_bytes = _find_gpu_bytes(scheduling.node_selector, scheduling.node_affinity)
     return TrainingResources("resources.fine_tuning", 1, count, memory, "memory", gpu_bytes, labels_gpu=True)
 
@@ -253,9 +271,14 @@ def _check_gpu_memory(demand: RunDemand, gpu_bytes: float) -> CheckResult:
     )
 
 
+def suggest_memory_gib(needed: float) -> int:
+    """Return the GiB to request for an estimate in bytes."""
+    return math.ceil(needed / resource_formulas.MAX_MEMORY_FRACTION / GIB)
+
+
 def _check_memory_request(stage: str, needed: float, request: float | None, key: str) -> CheckResult:
     """Compare a stage's host memory with its request, which is also its limit."""
-    name, suggested = f"memory for {stage}", math.ceil(needed / resource_formulas.MAX_MEMORY_FRACTION / GIB)
+    name, suggested = f"memory for {stage}", suggest_memory_gib(needed)
     unit = "G" if key.startswith("launcher.slurm") else "Gi"
     if request is None:
         found = f"{_format_gib(needed)}; {key} is not set, and the namespace's default applies"

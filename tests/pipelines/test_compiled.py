@@ -193,7 +193,9 @@ def test_compilation_is_reproducible_across_processes(tmp_path: Path) -> None:
         arguments = ("compile", "-p", "platform.yaml", "--set", "fine_tuning.lora.rank=4", "-o", f"made/{seed}.yaml")
         results.append(answer(*arguments, cwd=tmp_path, PYTHONHASHSEED=seed))
     assert results[0]["sha256"] == results[1]["sha256"]
-    assert results[0] == {"pipeline": "made/1.yaml", "sha256": results[0]["sha256"], "warnings": []}
+    requests = {"resources.evaluation.memory_request": "2Gi", "resources.triton_packaging.memory_request": "3Gi"}
+    sha256 = results[0]["sha256"]
+    assert results[0] == {"pipeline": "made/1.yaml", "sha256": sha256, "warnings": [], "requests": requests}
     assert (tmp_path / "made" / "1.yaml").read_bytes() == (tmp_path / "made" / "2.yaml").read_bytes()
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["1.yaml", "2.yaml"], (
         "no temporary file is left"

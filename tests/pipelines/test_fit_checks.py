@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import yaml
 
 from components.common.models import compute_devices
 from components.common.reporting.check_findings import CheckResult
@@ -18,10 +19,10 @@ from pipelines.config.platform_config import Platform
 from pipelines.kubeflow.preflight import node_checks
 from pipelines.kubeflow.preflight.check_context import CheckContext
 from pipelines.kubeflow.preflight.cluster_api import ForbiddenError
-from pipelines.planning import fit_checks, sizing_input
+from pipelines.planning import fit_checks, resource_requests, sizing_input
 from pipelines.planning.architectures import find_architecture
 from pipelines.planning.run_demand import estimate_demand
-from tests.pipelines.command import run_in_process
+from tests.pipelines.command import answer_in_process, run_in_process
 from tests.pipelines.test_sizing import size
 
 LLAMA = "hf://meta-llama/Llama-3.1-8B-Instruct"
@@ -183,3 +184,70 @@ def test_forbidden_nodes_leave_the_labels_of_the_platform(monkeypatch: pytest.Mo
     (check_fit,) = fit_checks.build_cluster_checks(customize()).values()
     results = check_fit(CheckContext(Mock(), request({}), "team"))
     assert "of 44.7 GiB per GPU" in next(r["found"] for r in results if r["name"] == "GPU memory for fine_tuning")
+
+
+def test_empty_requests_are_filled_with_the_estimate_and_others_stay() -> None:
+    gpu = {"memory": "", "scheduling": {"node_selector": L40S}}
+    platform = request(gpu, volume={"claim": "c"})
+    filled, requests = resource_requests.fill_requests(customize(), platform)
+    assert requests == {
+        "resources.fine_tuning.memory_request": "18Gi",
+        "resources.evaluation.memory_request": "20Gi",
+        "resources.triton_packaging.memory_request": "68Gi",
+    }
+    assert filled.resources.triton_packaging.memory_request == "68Gi"
+    assert check(customize(), filled)["memory for triton_packaging"]["ok"]
+    explicit = request({"memory": "64Gi"}, volume={"claim": "c"})
+    filled, requests = resource_requests.fill_requests(customize(), explicit)
+    assert filled.resources.fine_tuning == explicit.resources.fine_tuning
+    assert "resources.fine_tuning.memory_request" not in requests
+
+
+def test_accelerators_that_are_left_out_are_those_of_the_processes() -> None:
+    training = {"accelerator": "nvidia.com/gpu", "memory": "64Gi"}
+    left_out = Platform.model_validate({"resources": {"fine_tuning": training}})
+    filled, requests = resource_requests.fill_requests(customize(processes=4), left_out)
+    assert requests["resources.fine_tuning.accelerators"] == "4"
+    assert filled.resources.fine_tuning.accelerators == 4
+    _, requests = resource_requests.fill_requests(customize(processes=4), request({"accelerators": 2}))
+    assert "resources.fine_tuning.accelerators" not in requests
+
+
+@pytest.mark.parametrize(
+    ("tuning", "platform", "filled"),
+    [
+        ({}, {}, {"evaluation", "triton_packaging"}),  # rows per pass on a CPU are not known
+        ({"micro_batch_size": 1}, {}, {"fine_tuning", "evaluation", "triton_packaging"}),
+        ({}, {"launcher": {"kind": "trainjob", "trainjob": {"runtime": "t"}}}, {"evaluation", "triton_packaging"}),
+        ({"base_model": "hf://acme/secret-1"}, {}, set()),
+    ],
+)
+def test_requests_are_filled_only_where_the_estimate_is_known(
+    tuning: dict[str, Any], platform: dict[str, Any], filled: set[str]
+) -> None:
+    _, requests = resource_requests.fill_requests(customize(**tuning), Platform.model_validate(platform))
+    assert {key.split(".")[1] for key in requests} == filled
+
+
+def test_compiled_pods_have_filled_requests_without_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "customization.yaml").write_text(
+        f"fine_tuning: {{base_model: {LLAMA}, micro_batch_size: 1, max_length: 512}}"
+    )
+    (tmp_path / "platform.yaml").write_text("resources: {evaluation: {memory: 96Gi}}")
+    command = ("compile", "-c", "customization.yaml", "-p", "platform.yaml", "-o", "pipeline.yaml")
+    result = answer_in_process(*command, cwd=tmp_path)
+    compiled = yaml.safe_load((tmp_path / "pipeline.yaml").read_text().split("\n---\n")[0])
+    pods = {
+        name.removeprefix("exec-"): executor["container"].get("resources", {})
+        for name, executor in compiled["deploymentSpec"]["executors"].items()
+    }
+    assert result["requests"].keys() == {
+        f"resources.{name}.memory_request" for name in ("fine_tuning", "triton_packaging")
+    }
+    assert pods["triton-packaging"] == {
+        "resourceMemoryRequest": "68Gi",
+        "memoryRequest": pods["triton-packaging"]["memoryRequest"],
+    }
+    assert pods["evaluation"]["resourceMemoryLimit"] == "96Gi"
+    assert run_in_process(*command, cwd=tmp_path).stderr.count("the estimate of `tuneline size`") == 2
+    assert answer_in_process("compile", "-p", "platform.yaml", "-o", "default.yaml", cwd=tmp_path)["requests"] == {}

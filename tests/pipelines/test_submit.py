@@ -287,6 +287,7 @@ def test_submit_compiles_the_configuration_and_starts_a_run(api: KfpApi, submit:
         "url": f"{api.url}/#/runs/details/{run_id}",
         "seconds": 0,
         "warnings": [],
+        "requests": {"resources.evaluation.memory_request": "2Gi", "resources.triton_packaging.memory_request": "3Gi"},
     }
     assert (body["display_name"], body["service_account"]) == ("first", "tuner")
     spec = body["pipeline_spec"]["pipeline_spec"]

@@ -86,7 +86,7 @@ class PodDemand:
     @property
     def amounts(self) -> dict[str, str]:
         """The requests by resource name, as Kubernetes quantities."""
-        amounts = {"cpu": self.resources.cpu, "memory": self.resources.memory}
+        amounts = {"cpu": self.resources.cpu, "memory": self.resources.memory or self.resources.memory_request}
         if self.resources.accelerator:
             amounts[self.resources.accelerator] = str(self.resources.accelerators)
         return {name: amount for name, amount in amounts.items() if amount}
