@@ -43,6 +43,8 @@ CAPACITY_JOBS = 1000  # of the throughput, which varies less
 CAPACITY_JOBS_PER_TEAM = 3  # at least: with fewer, many teams would have ended before the cluster is full
 WARM_UP_SHARE = 0.1  # of the customizations, which start in an empty cluster
 MAX_NODES = 512
+SAMPLE_NODES = 16  # of larger clusters, whose capacity per node and share of the storage is the same within NOISE_SHARE
+SAMPLE_TRAININGS = 4  # of the largest kind that the sample holds at the same time, at least
 SATURATING_TEAMS_PER_GPU = 2  # one customization uses GPUs while another transfers its results
 NOISE_SHARE = 0.03  # of the capacity: the order in which large and small trainings start changes it as much
 BUSY_SHARE = 0.9  # of a rate or of the GPUs, above which they limit the throughput
@@ -145,8 +147,9 @@ def size_cluster(request: ClusterRequest) -> Json:
     cluster, arrivals = _choose_cluster(request, workloads, device)
     result = simulate(cluster, arrivals)
     waits = _summarize(result, arrivals)
-    capacity = {case: _measure_capacity(request, workloads, cluster, case)[0] for case in CASES}
-    drawn, saturated = _measure_capacity(request, workloads, cluster)
+    sample, factor = _take_sample(request, workloads, cluster)
+    capacity = {case: factor * _measure_capacity(request, workloads, sample, factor, case)[0] for case in CASES}
+    drawn, saturated = _measure_capacity(request, workloads, sample, factor)
     demand = sum(workload.count for workload in workloads) / WEEKS_PER_MONTH
     return {
         "demand": [_describe_workload(workload) for workload in workloads],
@@ -159,20 +162,20 @@ def size_cluster(request: ClusterRequest) -> Json:
         "customizations_per_week": {
             "demand": _round(demand),
             "completed": _round(waits["completed_per_week"]),
-            "capacity": {**{case: _round(value) for case, value in capacity.items()}, "drawn": _round(drawn)},
+            "capacity": {**{case: _round(value) for case, value in capacity.items()}, "drawn": _round(factor * drawn)},
         },
         "keeps_up": _keeps_up(waits, workloads, cluster),
         "wait_hours": {name: _round(waits[name] / HOUR) for name in ("mean", "p50", "p90", "p99")},
         "utilization": _measure_utilization(result, cluster),
-        "utilization_at_capacity": _measure_utilization(saturated, cluster),
+        "utilization_at_capacity": _measure_utilization(saturated, sample),
         "transfer_share": _round(waits["transfer_share"]),
-        "binds": _find_bound(request, _measure_utilization(saturated, cluster)),
+        "binds": _find_bound(request, _measure_utilization(saturated, sample)),
         "rates": {"read": round(cluster.read_rate), "write": round(cluster.write_rate)},
         "gains": _list_gains(request, workloads, cluster, drawn, waits["p90"]),
         "bill_of_materials": _list_materials(request, workloads, cluster, result, waits),
         "usable_gib_per_gpu": workloads[0].size["usable_gib_per_gpu"],
         "formulas": _list_formulas(workloads),
-        "assumptions": _list_assumptions(request, workloads),
+        "assumptions": _list_assumptions(workloads, sample, factor),
     }
 
 
@@ -295,7 +298,8 @@ def measure_nodes(request: ClusterRequest, numbers: int) -> list[Json]:
     for nodes in range(least, least + numbers):
         cluster = Cluster((device.node,) * nodes, *rates, queue=request.queue)
         waits = _summarize(simulate(cluster, arrivals), arrivals)
-        capacity = {case: _measure_capacity(request, workloads, cluster, case)[0] for case in CASES}
+        sample, factor = _take_sample(request, workloads, cluster)
+        capacity = {case: factor * _measure_capacity(request, workloads, sample, factor, case)[0] for case in CASES}
         measured.append({"nodes": nodes, **{name: waits[name] / HOUR for name in ("p50", "p90")}, **capacity})
     return measured
 
@@ -370,16 +374,38 @@ def _pick(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def _take_sample(request: ClusterRequest, workloads: Sequence[Workload], cluster: Cluster) -> tuple[Cluster, float]:
+    """Return a part of a large cluster with its share of the storage, and the number of such parts.
+
+    The customizations that keep a cluster busy grow with its GPUs, and the time of their simulation with them.
+    """
+    largest = max(math.ceil(workload.gpus / workload.request.device.node) for workload in workloads)
+    nodes = max(SAMPLE_NODES, SAMPLE_TRAININGS * largest)
+    if request.teams or len(cluster.nodes) <= nodes:
+        return cluster, 1.0
+    factor = len(cluster.nodes) / nodes
+    read, write = cluster.read_rate / factor, cluster.write_rate / factor
+    return replace(cluster, nodes=cluster.nodes[:nodes], read_rate=read, write_rate=write), factor
+
+
 def _measure_capacity(
-    request: ClusterRequest, workloads: Sequence[Workload], cluster: Cluster, case: str = "drawn"
+    request: ClusterRequest, workloads: Sequence[Workload], cluster: Cluster, factor: float, case: str = "drawn"
 ) -> tuple[float, SimulationResult]:
     """Return customizations per week while every team always has one in progress, and the simulation.
 
     An unfinished customization counts with the share of its GPU-seconds that it has had. Otherwise the few large ones
     that happen to be unfinished would hide what a change of the cluster gains.
+
+    Args:
+        request: the demand.
+        workloads: the customizations of each model.
+        cluster: a cluster, or the sample of a large one.
+        factor: the number of samples in the whole: each has its share of the customizations, so that the start, when all
+            teams read at the same time, weighs as much as in the whole.
+        case: one of CASES, or "drawn" for a mixture.
     """
     teams = request.teams or SATURATING_TEAMS_PER_GPU * cluster.gpus
-    jobs = _draw_jobs(request, workloads, case, max(CAPACITY_JOBS, CAPACITY_JOBS_PER_TEAM * teams))
+    jobs = _draw_jobs(request, workloads, case, max(round(CAPACITY_JOBS / factor), CAPACITY_JOBS_PER_TEAM * teams))
     result = simulate(cluster, jobs, teams)
     done = 0.0
     for job, record in zip(jobs, result.records, strict=False):
@@ -416,24 +442,44 @@ def _find_bound(request: ClusterRequest, shares: Mapping[str, float]) -> dict[st
 def _list_gains(
     request: ClusterRequest, workloads: Sequence[Workload], cluster: Cluster, capacity: float, wait: float
 ) -> list[Json]:
-    """Return what one more GPU, one more node, and one more GB/s change, with the same customizations."""
-    changes = {
-        "one more GPU": replace(cluster, nodes=(*cluster.nodes, 1)),
-        "one more node": replace(cluster, nodes=(*cluster.nodes, cluster.nodes[0])),
-        "1 GB/s more to read": replace(cluster, read_rate=cluster.read_rate + 1e9),
-        "1 GB/s more to write": replace(cluster, write_rate=cluster.write_rate + 1e9),
+    """Return what one more GPU, one more node, and one more GB/s change, with the same customizations.
+
+    Args:
+        capacity: customizations per week of the sample.
+        wait: seconds that 9 of 10 customizations wait at most.
+    """
+    sample, factor = _take_sample(request, workloads, cluster)
+    # the number of teams stays that of the cluster, so that only one thing changes
+    teams = request.teams or SATURATING_TEAMS_PER_GPU * sample.gpus
+    part = 1e9 / factor  # of a GB/s, for the sample
+    changes = {  # the cluster and the sample after the change, and the gain of the cluster by that of the sample
+        "one more GPU": (replace(cluster, nodes=(*cluster.nodes, 1)), replace(sample, nodes=(*sample.nodes, 1)), 1.0),
+        "one more node": (
+            replace(cluster, nodes=(*cluster.nodes, cluster.nodes[0])),
+            replace(sample, nodes=(*sample.nodes, sample.nodes[0])),
+            1.0,
+        ),
+        "1 GB/s more to read": (
+            replace(cluster, read_rate=cluster.read_rate + 1e9),
+            replace(sample, read_rate=sample.read_rate + part),
+            factor,
+        ),
+        "1 GB/s more to write": (
+            replace(cluster, write_rate=cluster.write_rate + 1e9),
+            replace(sample, write_rate=sample.write_rate + part),
+            factor,
+        ),
     }
     arrivals, gains = _draw_jobs(request, workloads), []
-    for change, changed in changes.items():
-        # the number of teams stays that of the cluster, so that only one thing changes
-        teams = request.teams or SATURATING_TEAMS_PER_GPU * cluster.gpus
-        rate, _ = _measure_capacity(replace(request, teams=teams), workloads, changed)
+    for change, (changed, changed_sample, weight) in changes.items():
+        rate, _ = _measure_capacity(replace(request, teams=teams), workloads, changed_sample, factor)
+        gain = weight * (rate - capacity)
         shorter = _summarize(simulate(changed, arrivals), arrivals)["p90"] if wait else 0.0
         gains.append(
             {
                 "change": change,
-                "customizations_per_week": _round(rate - capacity),
-                "is_noise": abs(rate - capacity) < NOISE_SHARE * capacity,
+                "customizations_per_week": _round(gain),
+                "is_noise": abs(gain) < NOISE_SHARE * capacity * factor,
                 "p90_wait_hours": _round((shorter - wait) / HOUR),
             }
         )
@@ -537,7 +583,7 @@ def _list_formulas(workloads: Sequence[Workload]) -> list[Json]:
     ]  # fmt: skip
 
 
-def _list_assumptions(request: ClusterRequest, workloads: Sequence[Workload]) -> list[str]:
+def _list_assumptions(workloads: Sequence[Workload], sample: Cluster, factor: float) -> list[str]:
     """Return a sentence for each fact that the simulation takes for granted."""
     assumptions = [
         "customizations arrive at random (Poisson) with the same mean over the whole month",
@@ -547,5 +593,9 @@ def _list_assumptions(request: ClusterRequest, workloads: Sequence[Workload]) ->
         "curation takes the time of its reads and writes, and evaluation reads held-out rows without generating answers",
         "no GPU, node or run fails",
     ]
+    if factor > 1:
+        assumptions.append(
+            f"the capacity is {factor:.3g} times that of {len(sample.nodes)} nodes with their share of the storage"
+        )
     others = {text for workload in workloads for text in workload.size["assumptions"]}
     return assumptions + sorted(others)

@@ -165,6 +165,27 @@ def test_demands_of_one_model_are_added() -> None:
     assert split == size("--demand", "20x8b", "--gpu", "h200", *DATA)
 
 
+@pytest.mark.parametrize("rates", [(), ("--read-rate", "20GB", "--write-rate", "10GB")])
+def test_sample_of_a_large_cluster_has_the_capacity_and_gains_of_the_whole(
+    rates: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the default rates, the storage limits the capacity; with these, the GPUs."""
+    monkeypatch.setattr(cluster_size, "SAMPLE_NODES", 4)
+    monkeypatch.setattr(cluster_size, "SIMULATED_JOBS", 100)
+    arguments = ("--demand", "20x8b", "--gpu", "h200", "--nodes", 12, *DATA, *rates)
+    sampled = size(*arguments)
+    monkeypatch.setattr(cluster_size, "SAMPLE_NODES", 12)
+    whole = size(*arguments)
+    for case, expected in whole["customizations_per_week"]["capacity"].items():
+        assert sampled["customizations_per_week"]["capacity"][case] == pytest.approx(expected, rel=0.03)
+    assert sampled["binds"]["bound"] == whole["binds"]["bound"] == ("GPUs" if rates else "read rate")
+    noise = cluster_size.NOISE_SHARE * whole["customizations_per_week"]["capacity"]["drawn"]
+    for found, wanted in zip(sampled["gains"], whole["gains"], strict=True):
+        gain = wanted["customizations_per_week"]
+        assert found["customizations_per_week"] == pytest.approx(gain, rel=0.1, abs=2 * noise)
+    assert "the capacity is 3 times that of 4 nodes with their share of the storage" in sampled["assumptions"]
+
+
 def test_longer_waits_need_fewer_nodes() -> None:
     busy = ("--demand", "4000x8b", "--gpu", "h200", *DATA)
     patient, hasty = (size(*busy, "--max-wait-hours", hours) for hours in (24, 0))
