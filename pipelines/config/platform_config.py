@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from components.common.artifacts import object_storage
 from components.common.cost.budgets import Budget
-from components.common.cost.cost_rates import CostRates, Power, Prices
+from components.common.cost.cost_rates import Amount, CostRates, Power, Prices
 from components.common.launch.kubernetes.pod_scheduling import (
     MOUNT_PATH_PATTERN,
     VOLUME_NAME_PATTERN,
@@ -447,7 +447,7 @@ class Platform(StrictModel):
     run: RunSettings = Field(RunSettings(), description="Service account, timeout and cleanup of runs.")
     prices: Prices = Field(Prices(), description="Prices for the cost of runs, see docs/costs.md.")
     power: Power = Field(Power(), description="Power for estimated energy, where no counter measures it.")
-    pue: float = Field(
+    pue: Amount = Field(
         1.0,
         ge=1,
         description="Power usage effectiveness of the data center: total power ÷ power of the machines. Multiplies energy.",

@@ -17,8 +17,8 @@ from components.common.cost.cost_rates import CostRates, Prices
 from components.common.runtime.errors import ConfigurationError
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs
-from pipelines.config.customization_config import Customization, parse_values
-from pipelines.config.platform_config import Platform
+from pipelines.config.customization_config import Customization, load_customization, parse_values
+from pipelines.config.platform_config import Platform, load_platform
 from pipelines.planning import cost_estimate
 from pipelines.runs import run_costs
 from pipelines.runs.run_folder import Run
@@ -225,6 +225,17 @@ def test_dry_run_refuses_an_estimate_beyond_the_budget(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
         cost_estimate.add_cost(estimate, short, Workdir(tmp_path), Platform())
     assert refused.value.message == "the estimated cost exceeds the budget: budget.hours is 1.5; the estimate is 2"
+
+
+@pytest.mark.parametrize("key", ["budget.kwh", "prices.cpu_hour", "power.gpu_watts", "pue", "team_budgets.a.cost"])
+def test_boolean_is_no_amount(key: str, tmp_path: Path) -> None:
+    """YAML reads `on` and `yes` as true, which Pydantic reads as 1."""
+    *sections, name = key.split(".")
+    (tmp_path / "file.yaml").write_text(
+        "".join(f"{section}: {{" for section in sections) + f"{name}: yes" + "}" * len(sections)
+    )
+    with pytest.raises(ConfigurationError, match=f"{key}: found true; expected a number, not a boolean"):
+        load_customization(tmp_path / "file.yaml") if sections == ["budget"] else load_platform(tmp_path / "file.yaml")
 
 
 @pytest.mark.pipeline

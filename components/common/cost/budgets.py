@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.common.cost import stage_cost
-from components.common.cost.cost_rates import CostRates
+from components.common.cost.cost_rates import Amount, CostRates
 from components.common.cost.stage_cost import Cost, CostClock
 from components.common.runtime.errors import InterruptedRunError
 
@@ -27,12 +27,12 @@ class Budget(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    gpu_hours: float | None = Field(None, gt=0, description="Limit in GPU-hours. null: no limit.")
-    kwh: float | None = Field(None, gt=0, description="Limit in kWh, measured or estimated. null: no limit.")
-    cost: float | None = Field(
+    gpu_hours: Amount | None = Field(None, gt=0, description="Limit in GPU-hours. null: no limit.")
+    kwh: Amount | None = Field(None, gt=0, description="Limit in kWh, measured or estimated. null: no limit.")
+    cost: Amount | None = Field(
         None, gt=0, description="Limit in the currency of `prices` in platform.yaml. null: no limit."
     )
-    hours: float | None = Field(None, gt=0, description="Limit in hours of wall time of all stages. null: no limit.")
+    hours: Amount | None = Field(None, gt=0, description="Limit in hours of wall time of all stages. null: no limit.")
 
     @property
     def limits(self) -> dict[str, float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from components.common.cost.stage_cost import JOULES_PER_KWH
 
@@ -17,18 +17,27 @@ SECONDS_PER_MONTH = 30 * 24 * 3600
 Figures = dict[str, Any]
 
 
+def _refuse_boolean(value: object) -> object:
+    if isinstance(value, bool):  # which Pydantic reads as 0 or 1
+        raise ValueError("expected a number, not a boolean")
+    return value
+
+
+Amount = Annotated[float, BeforeValidator(_refuse_boolean)]
+
+
 class Prices(BaseModel):
     """Prices per unit. An unset price leaves its part of the cost out; it does not count as zero."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     currency: str = Field("", max_length=8, description="Currency of all prices, for display, such as EUR.")
-    gpu_hour: float | None = Field(None, ge=0, description="Price of a GPU-hour. null: not known.")
-    cpu_hour: float | None = Field(
+    gpu_hour: Amount | None = Field(None, ge=0, description="Price of a GPU-hour. null: not known.")
+    cpu_hour: Amount | None = Field(
         None, ge=0, description="Price of a CPU-hour, that is of one busy core for an hour. null: not known."
     )
-    kwh: float | None = Field(None, ge=0, description="Price of a kWh. null: not known.")
-    gib_month: float | None = Field(
+    kwh: Amount | None = Field(None, ge=0, description="Price of a kWh. null: not known.")
+    gib_month: Amount | None = Field(
         None, ge=0, description="Price of a GiB (2^30 bytes) in the artifact store for 30 days. null: not known."
     )
 
@@ -38,12 +47,12 @@ class Power(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    gpu_watts: float | None = Field(
+    gpu_watts: Amount | None = Field(
         None,
         gt=0,
         description="Design power of a GPU in watts. null: that of the accelerator table of `tuneline size`.",
     )
-    cpu_core_watts: float | None = Field(
+    cpu_core_watts: Amount | None = Field(
         None, gt=0, description="Power of one busy CPU core in watts. null: CPUs count as 20% of the GPUs' power."
     )
 
