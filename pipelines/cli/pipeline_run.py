@@ -28,6 +28,7 @@ from pipelines.cli.application import (
 )
 
 if TYPE_CHECKING:
+    from components.common.cost.stage_cost import Cost
     from components.common.launch.launcher_settings import LauncherSettings
     from components.common.runtime.reporters import Reporter
     from pipelines.config.customization_chain import ChainedCustomization
@@ -78,24 +79,32 @@ def run(
     if dry_run:
         os.environ.update(launcher_settings.to_environment(settings), TOKENIZERS_PARALLELISM="false")
         with open_workdir("dry run", as_json, workdir, tracking_uri) as (reporter, work):
-            results = [_estimate(link.customization, work, target, reporter) for link in chain]
+            planned: dict[str, Cost] = {}
+            results = [_estimate(link.customization, work, target, reporter, planned) for link in chain]
         _print_results(results, configs, as_json, _format_estimate)
         return 0
-    from pipelines.runs import run_summary
+    from components.common.cost import stage_cost
+    from pipelines.runs import run_costs, run_summary
 
     if len(chain) > 1:
         with open_workdir("checks", as_json, workdir) as (reporter, work):
             for link in chain[1:]:
+                run_costs.build_meter(work, link.customization, target.cost_rates, target.team_budgets).check(
+                    stage_cost.add_costs([])
+                )
                 _check_inputs(link.customization, work, reporter)
     results = _run_chain(chain, Workdir(workdir.absolute()), as_json, tracking_uri, settings, target)
     _print_results(results, configs, as_json, run_summary.format_run)
     return EXIT_REFUSED if fail_on_refusal and results[-1]["verdict"] == "refused" else 0
 
 
-def _estimate(customization: Customization, work: Workdir, target: Platform, reporter: Reporter) -> dict[str, Any]:
+def _estimate(
+    customization: Customization, work: Workdir, target: Platform, reporter: Reporter, planned: dict[str, Cost]
+) -> dict[str, Any]:
     from pipelines.planning import cost_estimate, dry_run
 
-    return cost_estimate.add_cost(dry_run.estimate_run(customization, work, reporter), customization, work, target)
+    estimate = dry_run.estimate_run(customization, work, reporter)
+    return cost_estimate.add_cost(estimate, customization, work, target, planned)
 
 
 def _format_estimate(result: dict[str, Any]) -> list[str]:

@@ -19,14 +19,27 @@ Json = dict[str, Any]
 MODEL_STAGES = ("fine_tuning", "evaluation", "triton_packaging")  # the stages that compute with the model
 
 
-def add_cost(estimate: Json, config: Customization, workdir: Workdir, platform: Platform) -> Json:
+def add_cost(
+    estimate: Json, config: Customization, workdir: Workdir, platform: Platform, planned: dict[str, Cost] | None = None
+) -> Json:
     """Return the estimate of a dry run with its cost under `cost`.
+
+    Args:
+        estimate: the estimate.
+        config: the customization.
+        workdir: the workdir, whose runs count against the budgets.
+        platform: rates and the budgets of teams.
+        planned: cost of the earlier runs of a chain by team; this one is added.
 
     Raises:
         ConfigurationError: the cost exceeds a budget, with what is spent already.
     """
     meter = run_costs.build_meter(workdir, config, platform.cost_rates, platform.team_budgets)
     cost = estimate_cost(estimate, config)
+    if planned is not None:
+        earlier = planned.setdefault(config.team, stage_cost.add_costs([]))
+        meter = run_costs.charge_team(meter, earlier)
+        planned[config.team] = stage_cost.add_costs([earlier, cost])
     if exceeded := meter.list_exceeded(cost):
         raise ConfigurationError(
             f"the estimated cost exceeds the budget: {'; '.join(exceeded)}",

@@ -164,6 +164,17 @@ def build_meter(
     return SpendingMeter(rates=rates, accounts=accounts)
 
 
+def charge_team(meter: SpendingMeter, cost: Cost) -> SpendingMeter:
+    """Return a meter whose account of the team also contains a cost; that of the run stays."""
+    accounts = [
+        account
+        if account.name == "budget"
+        else account.model_copy(update={"spent": stage_cost.add_costs([account.spent, cost])})
+        for account in meter.accounts
+    ]
+    return meter.model_copy(update={"accounts": accounts})
+
+
 def get_month(seconds: float) -> str:
     """Return the month of a time in seconds since 1970, in local time, such as 2026-11."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m")

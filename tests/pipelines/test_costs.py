@@ -20,7 +20,7 @@ from components.data_curation.quality_scoring.scoring_inputs import ScoringInput
 from pipelines.config.customization_config import Customization, load_customization, parse_values
 from pipelines.config.platform_config import Platform, load_platform
 from pipelines.planning import cost_estimate
-from pipelines.runs import run_costs
+from pipelines.runs import local_runner, run_costs
 from pipelines.runs.run_folder import Run
 from pipelines.steps import input_resolution
 from pipelines.steps.curation_inputs import CurationInputs
@@ -225,6 +225,30 @@ def test_dry_run_refuses_an_estimate_beyond_the_budget(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
         cost_estimate.add_cost(estimate, short, Workdir(tmp_path), Platform())
     assert refused.value.message == "the estimated cost exceeds the budget: budget.hours is 1.5; the estimate is 2"
+
+
+def test_dry_run_of_a_chain_adds_the_estimates_of_a_team(tmp_path: Path) -> None:
+    estimate, planned = build_estimate(fine_tuning=HOUR), dict[str, Any]()
+    platform = Platform(team_budgets={"search": Budget(hours=1.5)})
+    search, other = (parse_values({"team": team, "budget": {"hours": 1.2}}, "test") for team in ("search", "other"))
+    for config in (search, other, other):  # the budget of a run does not count the runs before it
+        cost_estimate.add_cost(estimate, config, Workdir(tmp_path), platform, planned)
+    with pytest.raises(ConfigurationError, match=r"team_budgets.search.hours is 1.5; the estimate is 2, 1 of it used"):
+        cost_estimate.add_cost(estimate, search, Workdir(tmp_path), platform, planned)
+
+
+def test_budget_of_a_later_team_is_checked_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_runner, "run", None)
+    write_run(tmp_path / "wd", "a", {"fine_tuning": {"seconds": HOUR}}, team="search")
+    (tmp_path / "platform.yaml").write_text("team_budgets: {search: {hours: 1}}")
+    (tmp_path / "first.yaml").write_text("team: other")
+    (tmp_path / "second.yaml").write_text("team: search")
+    chain = ("run", "-c", "first.yaml", "-c", "second.yaml", "-p", "platform.yaml", "--workdir", "wd", "--json")
+    process = run_in_process(*chain, cwd=tmp_path)
+    assert process.returncode == 75
+    assert "team_budgets.search.hours is used up: 1 of 1" in json.loads(process.stdout)["error"]["message"]
 
 
 @pytest.mark.parametrize("key", ["budget.kwh", "prices.cpu_hour", "power.gpu_watts", "pue", "team_budgets.a.cost"])
