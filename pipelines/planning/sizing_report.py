@@ -96,7 +96,14 @@ def _list_ranges(result: Json) -> list[list[object]]:
         "kWh": energy["kwh"] if energy else None,
         "cost": cost["total"],
     }
-    return [[name, *(values[case] if values else None for case in CASES)] for name, values in quantities.items()]
+    return [
+        [name, *(_plain(values[case]) if values else None for case in CASES)] for name, values in quantities.items()
+    ]
+
+
+def _plain(value: float) -> float:
+    """Return a value that tables show without an exponent."""
+    return round(value) if value >= 1000 else value
 
 
 def _list_materials(result: Json) -> list[list[object]]:
