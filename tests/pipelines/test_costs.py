@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from pipelines.runs import local_runner, run_costs
 from pipelines.runs.run_folder import Run
 from pipelines.steps import input_resolution
 from pipelines.steps.curation_inputs import CurationInputs
-from tests.pipelines.command import answer, answer_in_process, refusal, run_in_process, tuneline
+from tests.pipelines.command import COMMAND, answer, answer_in_process, environment, refusal, run_in_process, tuneline
 from tests.pipelines.project import run
 
 HOUR = 3600.0
@@ -301,3 +304,48 @@ def test_run_stopped_by_its_budget_resumes_to_equal_digests(first_digests: dict[
     assert (total["key"], total["runs"]) == ("search", len(messages))
     assert total["hours"] == pytest.approx(team["hours"] + cost["hours"], abs=1e-5)
     assert "cost, EUR" in Path(result["report"]).read_text()
+
+
+@pytest.mark.pipeline
+@pytest.mark.daft
+@pytest.mark.dvc
+@pytest.mark.mlflow
+@pytest.mark.triton
+@pytest.mark.stress
+@pytest.mark.timeout(3 * 3600)
+def test_demo_stopped_by_its_budget_resumes_to_equal_digests(tmp_path: Path) -> None:
+    """Stress: the demo twice with a short evaluation. The budget of the second run ends in the middle of its fine-tuning.
+
+    The limit is a cost at a price of CPU time, which other programs on the machine change less than wall time.
+    """
+    evaluation = ("suite=none", "generations=0", "max_items=64")
+    short = [part for value in evaluation for part in ("--set", f"evaluation.{value}")]
+    short += ["--set", "model_registry.auto_promote=false"]  # which requires the suite
+    (tmp_path / "prices.yaml").write_text("prices: {cpu_hour: 1, currency: EUR}\n")
+
+    def run_demo(workdir: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+        command = [*COMMAND, "run", "--workdir", workdir, "-p", "prices.yaml", *short, *arguments, "--json"]
+        process = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=3600)
+        assert process.stdout, process.stderr
+        return process.returncode, json.loads(process.stdout)
+
+    def read_digests(result: dict[str, Any]) -> dict[str, str]:
+        return {
+            kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items() if path
+        }
+
+    status, whole = run_demo("whole")
+    assert status == 0, whole
+    costs = {stage: figures["cpu_hours"] for stage, figures in whole["cost"]["stages"].items()}
+    earlier = sum(hours for stage, hours in itertools.takewhile(lambda item: item[0] != "fine_tuning", costs.items()))
+    limit = earlier + costs["fine_tuning"] / 2
+    status, stopped = run_demo("budgeted", "--set", f"budget.cost={limit}")
+    assert (status, stopped["error"]["kind"]) == (75, "budget"), stopped
+    saved = re.search(r"training is saved after step (\d+)", stopped["error"]["message"])
+    assert saved, stopped
+    status, resumed = run_demo("budgeted", "--set", f"budget.cost={10 * limit}")
+    assert status == 0, resumed
+    assert read_digests(resumed) == read_digests(whole)
+    model = artifact_folder.read(Path(resumed["artifacts"]["model"]), "model").manifest
+    assert model.summary["resumed_from"] == int(saved[1])
+    assert resumed["cost"]["cached"].keys() >= {"data_curation"}, "the stopped attempt paid for it"
