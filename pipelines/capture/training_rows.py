@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from components.common.artifacts import hashing
 from pipelines.capture import row_selection
 from pipelines.capture.row_selection import RowFilter
 from pipelines.capture.settings import CaptureSettings
@@ -22,10 +24,14 @@ class TrainingRows:
     Attributes:
         conversation: an SFT row, or None.
         preference: a preference pair with the correction as the chosen answer, or None.
+        conversation_key: digest of the user's first message, which all answers of a conversation share.
+        group: hash of the subject; without a subject, the key of the conversation.
     """
 
     conversation: dict[str, Any] | None = None
     preference: dict[str, Any] | None = None
+    conversation_key: str = ""
+    group: str = ""
 
 
 def select_feedback(lines: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -57,10 +63,15 @@ def build_training_rows(row: Row, feedback: Mapping[str, Any] | None, *, include
         "response_id": row["response"]["id"],
         "subject": facts["subject"],
         "model_version": f"{facts['model']}:{facts['version']}",
+        "repository_sha256": facts.get("repository_sha256") or "",
+        "day": str(datetime.fromtimestamp(row["timestamp"], UTC).date()),
         "rating": rating,
         "labels": (feedback or {}).get("labels") or [],
         "origin": "correction" if correction else "model",
     }
+    first = next((each["content"] for each in prompt if each.get("role") == "user"), "")
+    key = hashing.digest(["conversation", first])
+    group = facts["subject"] or key
     common = {"id": row["response"]["id"], "source": SOURCE, "meta": meta}
     tools = {"tools": row["request"]["tools"]} if row["request"].get("tools") else {}
     if correction:
@@ -68,10 +79,10 @@ def build_training_rows(row: Row, feedback: Mapping[str, Any] | None, *, include
         conversation = {**common, "messages": [*prompt, chosen], **tools}
         has_answer = bool(answer.get("content")) and answer["content"] != correction
         pair = {**common, "prompt": prompt, "chosen": [chosen], "rejected": [answer]}
-        return TrainingRows(conversation, pair if has_answer else None)
+        return TrainingRows(conversation, pair if has_answer else None, key, group)
     is_whole = facts["state"] == COMPLETE and choices[0]["finish_reason"] in ("stop", "tool_calls")
     if is_whole and len(answer) > 1 and (rating == "up" or (include_unrated and feedback is None)):
-        return TrainingRows({**common, "messages": [*prompt, answer], **tools})
+        return TrainingRows({**common, "messages": [*prompt, answer], **tools}, None, key, group)
     return TrainingRows()
 
 

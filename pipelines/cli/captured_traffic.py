@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.common.runtime import filesystem
-from components.common.runtime.errors import InputError, OutputOccupiedError, UsageError
+from components.common.runtime.errors import InputError, UsageError
 from pipelines.cli import tables
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
@@ -33,15 +32,19 @@ from pipelines.cli.application import (
 if TYPE_CHECKING:
     from pipelines.capture.erasure import Erasure
     from pipelines.capture.settings import CaptureSettings
+    from pipelines.config.customization_config import Customization
 
 MAX_PROMPT_CHARACTERS = 80  # of a row of `tuneline traffic list`
-CONVERSATIONS_FILENAME, PREFERENCES_FILENAME = "conversations.jsonl", "preferences.jsonl"
 
 CaptureFileOption = Annotated[Path, typer.Option("--capture", help="Capture file of the gateway.")]
 FeedbackFilesOption = Annotated[
     list[Path], typer.Option("--feedback", help="Feedback file of a gateway; repeatable. Default: none.")
 ]
 ModelFilterOption = Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")]
+
+UnratedOption = Annotated[
+    bool, typer.Option("--unrated", help="Include answers without feedback, as the model wrote them.")
+]
 
 traffic_app = typer.Typer(
     no_args_is_help=True,
@@ -239,47 +242,76 @@ def export_traffic(
     capture: CaptureFileOption = Path("capture.yaml"),
     feedback: FeedbackFilesOption = [],  # noqa: B006
     model: ModelFilterOption = "",
-    include_unrated: Annotated[
-        bool, typer.Option("--unrated", help="Include answers without feedback, as the model wrote them.")
-    ] = False,
+    include_unrated: UnratedOption = False,
+    held_back: Annotated[
+        float, typer.Option("--held-back", min=0, max=0.9, help="Share of the subjects held back for evaluation.")
+    ] = 0.0,
+    dataset: Annotated[
+        Path | None,
+        typer.Option("--dataset", help="Curate the rows with the sources of the configuration into this folder."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows; write nothing.")] = False,
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Write corrected and well-rated answers as rows for `tuneline curate`: conversations and preference pairs."""
-    from components.common.workspace import job_folders
-    from pipelines.capture import training_rows
+    """Write corrected and well-rated answers as rows for curation: conversations and preference pairs.
 
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise OutputOccupiedError(f"{output} is not an empty folder", hint="Choose another folder with -o.")
-    names = {"conversation": CONVERSATIONS_FILENAME, "preference": PREFERENCES_FILENAME}
-    counts = dict.fromkeys(names, 0)
-    with (
-        locked_traffic(capture, feedback) as settings,
-        job_folders.private_folder(output.parent, f".{output.name}", mode=0o700) as draft,
-    ):
+    Repeat an interrupted command to complete it.
+    """
+    from pipelines.capture import traffic_export
+
+    options = traffic_export.ExportOptions(model, include_unrated, held_back)
+    customization = load_config(config, sets) if dataset else None
+    with locked_traffic(capture, feedback) as settings:
         latest = read_latest_feedback(feedback)
-        with ExitStack() as files:
-            streams = {
-                kind: files.enter_context(open(draft / name, "x", encoding="utf-8", opener=_open_private))
-                for kind, name in names.items()
-            }
-            for rows in training_rows.read_training_rows(
-                settings, latest, model or None, include_unrated=include_unrated
-            ):
-                for kind, stream in streams.items():
-                    if (row := getattr(rows, kind)) is not None:
-                        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-                        counts[kind] += 1
-        for kind, name in names.items():
-            if not counts[kind]:
-                (draft / name).unlink()  # curation refuses a file without rows
-        filesystem.rename(draft, output)  # a killed export leaves no part of the rows in the output folder
-    result = {"output": str(output), "conversations": counts["conversation"], "preferences": counts["preference"]}
-    lines = [f"{counts['conversation']} conversations and {counts['preference']} preference pairs in {output}"]
-    print_result(result, as_json, lines)
+        if dry_run:
+            with traffic_export.draft_export(settings, latest, output, options) as (draft, exported):
+                rows = _preview_dataset(customization, draft, workdir, as_json) if customization else {}
+        else:
+            exported = traffic_export.export(settings, latest, output, options)
+    result: dict[str, Any] = {"output": str(output), **asdict(exported), "dry_run": dry_run, "dataset": None}
+    if customization and not dry_run:
+        from pipelines.runs import single_stages
+
+        assert dataset is not None
+        traffic_export.add_exported_rows(customization, output)
+        with open_workdir("traffic", as_json, workdir) as (reporter, work):
+            result["dataset"] = single_stages.curate_sources(customization, dataset, work, reporter).as_dict()
+        rows = result["dataset"]["rows"]
+    elif customization:
+        result["dataset"] = {"rows": rows}
+    lines = [
+        f"{exported.conversations} conversations and {exported.preferences} preference pairs in {output}",
+        *([f"{exported.held_back} conversations held back for evaluation"] if held_back else []),
+        *([f"{exported.left_out} answers left out: their conversation is held back"] if exported.left_out else []),
+    ]
+    if customization:
+        rejected = ", ".join(f"{count} {reason}" for reason, count in rows["rejected"].items()) or "none"
+        lines.append(f"dataset: {rows['kept']} of {rows['in']} rows kept; rejected: {rejected}")
+    print_result(result, as_json, ["dry run: nothing was written", *lines] if dry_run else lines)
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _preview_dataset(customization: Customization, draft: Path, workdir: Path, as_json: bool) -> dict[str, Any]:
+    """Return the counts of rows that curation would keep and reject, without near-duplicates."""
+    from components.data_curation.stage import preview_curation, summarize_rows
+    from pipelines.capture import traffic_export
+    from pipelines.steps import curation_inputs
+
+    traffic_export.add_exported_rows(customization, draft)
+    with open_workdir("traffic", as_json, workdir) as (reporter, work):
+        inputs = curation_inputs.list_inputs(customization, work, reporter)
+        earlier = curation_inputs.load_stored_revisions(inputs.earlier_revisions, work)
+        with preview_curation(
+            inputs.sources,
+            customization.data_curation,
+            seed=customization.seed,
+            reporter=reporter,
+            benchmarks=inputs.benchmarks,
+            earlier=earlier,
+        ) as preview:
+            return dict(summarize_rows(preview)["rows"])
 
 
 def _format_status(result: dict[str, Any]) -> list[str]:
