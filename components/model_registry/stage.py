@@ -324,6 +324,17 @@ def get_registered(name: str, which: str) -> RegisteredModel:
     return _build_registered_model(version)
 
 
+def tag_version(name: str, version: str, tags: Mapping[str, str]) -> None:
+    """Set tags of a version; their names get tuneline's prefix. Empty values delete tags.
+
+    Raises:
+        RegistryError: the model or version does not exist.
+    """
+    with model_versions.registry_client() as client:
+        found = model_versions.get_version(client, name, version)
+        model_versions.set_tags(client, found, {f"{model_versions.TAG_PREFIX}{key}": tags[key] for key in tags})
+
+
 def find_by_digest(name: str, sha256: str) -> RegisteredModel | None:
     """Return the version of a registered model with this model digest, or None; an empty name searches all models."""
     with model_versions.registry_client() as client:

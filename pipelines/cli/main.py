@@ -43,6 +43,7 @@ from pipelines.cli import (
     traffic,
     captured_traffic,
     traffic_drift,
+    retraining,
 )
 from pipelines.cli.application import app, print_text
 

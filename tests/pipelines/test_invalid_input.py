@@ -1498,6 +1498,11 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "… is not an export of captured traffic": ("input", 1),
     "the exported rows in … have changed": ("input", 1),
     "… has no …, which the objective … requires": ("input", 1),
+    "no subject is held back: …": ("input", 1),  # from here on in tests/pipelines/retraining
+    "no trigger is set; …": ("usage", 2),
+    "--feedback is not set": ("usage", 2),
+    "--drift: … is not a result of a drift check": ("input", 1),
+    "… is damaged": ("input", 1),
 }
 COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py and test_status.py
     "… has no report: its state is …": ("usage", 2),

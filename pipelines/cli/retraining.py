@@ -1,0 +1,149 @@
+"""`tuneline retrain`: the next version of a model from captured traffic, if a trigger says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.common.runtime.errors import InputError, UsageError
+from components.common.workspace.artifact_store import Workdir
+from pipelines.cli.application import (
+    DEFAULT_WORKDIR_PATH,
+    ConfigOption,
+    JsonOption,
+    LauncherOption,
+    PlatformOption,
+    SetOption,
+    TrackingUriOption,
+    WorkdirOption,
+    app,
+    load_config,
+    load_launcher,
+    open_workdir,
+    print_result,
+)
+from pipelines.cli.captured_traffic import (
+    CaptureFileOption,
+    FeedbackFilesOption,
+    ModelFilterOption,
+    UnratedOption,
+    locked_traffic,
+    read_latest_feedback,
+)
+
+if TYPE_CHECKING:
+    from pipelines.config.customization_config import Customization
+
+
+@app.command()
+def retrain(
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    capture: CaptureFileOption = Path("capture.yaml"),
+    feedback: FeedbackFilesOption = [],  # noqa: B006
+    model: ModelFilterOption = "",
+    folder: Annotated[Path, typer.Option("--folder", help="Folder of the state and the exported rows.")] = Path(
+        "retraining"
+    ),
+    drift: Annotated[
+        Path | None, typer.Option("--drift", help="Start on an alarm in this result of `traffic drift --json`.")
+    ] = None,
+    min_feedback: Annotated[
+        int,
+        typer.Option(
+            "--min-feedback", min=0, help="Start on this number of answers with feedback since the last retraining."
+        ),
+    ] = 0,
+    every_days: Annotated[
+        float, typer.Option("--every-days", min=0, help="Start after this number of days since the last retraining.")
+    ] = 0.0,
+    held_back: Annotated[
+        float, typer.Option("--held-back", min=0.01, max=0.9, help="Share of the subjects held back for evaluation.")
+    ] = 0.2,
+    max_loss: Annotated[
+        float,
+        typer.Option(
+            "--max-loss", min=0, max=0.5, help="Tolerated loss on held-back traffic, as a share of the score."
+        ),
+    ] = 0.0,
+    include_unrated: UnratedOption = False,
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    tracking_uri: TrackingUriOption = "",
+    platform: PlatformOption = None,
+    launcher: LauncherOption = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the triggers; start nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build the next version from captured traffic on a drift alarm, enough feedback or a date, and promote a better one.
+
+    Run it regularly. An interrupted retraining resumes.
+    """
+    from components.common.workspace import job_folders
+    from pipelines.capture import traffic_files
+    from pipelines.capture.traffic_export import ExportOptions
+    from pipelines.config.platform_config import Platform, load_platform
+    from pipelines.retraining import retraining
+    from pipelines.retraining.triggers import TriggerOptions, check_triggers
+
+    if not (drift or min_feedback or every_days):
+        raise UsageError(
+            "no trigger is set; expected --drift, --min-feedback or --every-days",
+            hint="Example: tuneline retrain --min-feedback 200 --every-days 30",
+        )
+    if not dry_run and not feedback and not include_unrated:
+        raise UsageError("--feedback is not set", hint="Add the gateway's feedback file, or --unrated.")
+    customization, now = load_config(config, sets), traffic_files.now()
+    settings = load_launcher(platform, launcher)
+    target = load_platform(platform) if platform else Platform()
+    for path in [*feedback, *([drift] if drift else [])]:
+        if not path.exists():
+            raise InputError(f"{path} does not exist", hint="Correct the path.")
+    state = retraining.load_state(folder)
+    lines = read_latest_feedback(feedback).values()
+    check = check_triggers(TriggerOptions(drift, min_feedback, every_days), lines, state.last, now)
+    if dry_run or not (check.reasons or state.unfinished):
+        result = retraining.describe(check, state.unfinished)
+        print_result(result, as_json, _format_result(result))
+        return
+
+    def run(extended: Customization) -> dict[str, Any]:
+        from pipelines.runs import local_runner
+
+        return local_runner.run(
+            extended,
+            Workdir(workdir.absolute()),
+            quiet=as_json,
+            tracking_uri=tracking_uri or None,
+            launcher=settings,
+            rates=target.cost_rates,
+            team_budgets=target.team_budgets,
+        )
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with job_folders.folder_lock(folder):
+        state = retraining.load_state(folder)
+        with locked_traffic(capture, feedback) as traffic:
+            cycle = state.unfinished or retraining.begin(state, check, now)
+            options = ExportOptions(model, include_unrated, held_back)
+            retraining.export_rows(state, cycle, traffic, read_latest_feedback(feedback), options, now)
+        retraining.build_candidate(state, cycle, customization, run)
+        with open_workdir("retrain", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
+            retraining.decide(state, cycle, customization, max_loss, reporter)
+    result = retraining.describe(check, cycle)
+    print_result(result, as_json, _format_result(result))
+
+
+def _format_result(result: dict[str, Any]) -> list[str]:
+    lines = [f"trigger: {reason}" for reason in result["reasons"]] or [
+        f"no trigger: {result['feedback']} answers with feedback since the last retraining"
+    ]
+    if cycle := result["retraining"]:
+        if test := cycle["comparison"]:
+            lines.append(
+                f"comparison: {test['decision']} after {test['pairs']} pairs, mean difference "
+                f"{test['mean_difference']:+.3f} ({test['low']:+.3f} to {test['high']:+.3f}), evidence {test['e_better']:.3g}"
+            )
+        lines.append(f"retraining {cycle['number']}: {cycle['decision'] or 'not finished'}  {cycle['reason']}".rstrip())
+    return lines

@@ -1,0 +1,247 @@
+"""The loop: export captured traffic, build a candidate, compare it with the champion on held-back traffic, promote it.
+
+The state is one file. Each step is recorded when it has finished, so that an interrupted loop resumes with the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from components.common.artifacts import artifact_folder
+from components.common.reporting import mlflow_tracking
+from components.common.runtime import filesystem
+from components.common.runtime.errors import InputError
+from components.common.runtime.reporters import Reporter
+from components.evaluation.tasks.generation import Generation
+from components.model_registry import stage as registry
+from pipelines.capture import tombstones, traffic_export
+from pipelines.capture.settings import CaptureSettings
+from pipelines.capture.traffic_export import HELD_BACK_FILENAME, ExportOptions
+from pipelines.config.customization_config import Customization
+from pipelines.retraining import pairwise_test
+from pipelines.retraining.pairwise_test import Comparison
+from pipelines.retraining.triggers import TriggerCheck
+
+STATE_FILENAME = "retraining.json"
+TASK, METRIC, METRIC_MAXIMUM = "held_back_traffic", "chrf", 100.0
+RUN_NAME = "retraining"
+PROMOTED, REFUSED, UNCHANGED, NOT_BETTER, NOT_PROMOTED = (
+    "promoted",
+    "refused",
+    "unchanged",
+    "not_better",
+    "not_promoted",
+)
+Json = dict[str, Any]
+
+
+@dataclass
+class State:
+    """The retrainings of a folder, oldest first. The last one is unfinished if its `decision` is None."""
+
+    folder: Path
+    cycles: list[Json]
+
+    @property
+    def last(self) -> Json | None:
+        """The last retraining."""
+        return self.cycles[-1] if self.cycles else None
+
+    @property
+    def unfinished(self) -> Json | None:
+        """The interrupted retraining."""
+        return self.last if self.last and self.last["decision"] is None else None
+
+    def save(self) -> None:
+        """Write the state, atomically."""
+        text = json.dumps({"retrainings": self.cycles}, indent=2) + "\n"
+        artifact_folder.write_atomically(self.folder / STATE_FILENAME, text)
+
+
+def load_state(folder: Path) -> State:
+    """Return the state of a folder, which is empty before the first retraining.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder / STATE_FILENAME
+    if not path.exists():
+        return State(folder, [])
+    try:
+        return State(folder, list(json.loads(filesystem.read_text(path))["retrainings"]))
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is damaged", hint="Restore the file, or choose another --folder.") from None
+
+
+def begin(state: State, check: TriggerCheck, now: datetime) -> Json:
+    """Record the trigger of a new retraining."""
+    cycle: Json = {
+        "number": len(state.cycles) + 1,
+        "time": now.isoformat(timespec="seconds"),
+        **asdict(check),
+        "rows": None,
+        "exported": None,
+        "run": None,
+        "comparison": None,
+        "decision": None,
+        "reason": "",
+        "mlflow_run_id": None,
+    }
+    state.cycles.append(cycle)
+    state.save()
+    return cycle
+
+
+def export_rows(
+    state: State,
+    cycle: Json,
+    settings: CaptureSettings,
+    feedback: Mapping[str, Any],
+    options: ExportOptions,
+    now: datetime,
+) -> None:
+    """Export the rows of a retraining, unless they were exported before. Call it under the lock of the traffic.
+
+    Rows that were exported before an erasure are exported again, so that no erased row is trained on.
+
+    Raises:
+        InputError: no captured answer gives a row, or no subject is held back.
+    """
+    folder = (state.folder / f"{cycle['number']:04}" / "rows").absolute()
+    erased = max((each.requested for each in tombstones.read_tombstones(settings.folder).values()), default=0)
+    if cycle["exported"] and erased < int(datetime.fromisoformat(cycle["exported"]).timestamp()):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    exported = traffic_export.export(settings, feedback, folder, options)
+    if not exported.held_back:
+        shutil.rmtree(folder)
+        raise InputError(
+            f"no subject is held back: all {exported.conversations} answers give training rows",
+            hint="Increase --held-back, or wait for feedback of more subjects.",
+        )
+    cycle.update(rows=str(folder), exported=now.isoformat(), run=None)
+    state.save()
+
+
+def build_candidate(
+    state: State, cycle: Json, customization: Customization, run: Callable[[Customization], Json]
+) -> None:
+    """Run the customization with the exported rows, unless it has run. It does not promote the candidate."""
+    if cycle["run"]:
+        return
+    rows = Path(cycle["rows"])
+    extended = customization.model_copy(deep=True)
+    traffic_export.add_exported_rows(extended, rows)
+    task = Generation(name=TASK, data=str(rows / HELD_BACK_FILENAME), metrics=[METRIC])
+    extended.evaluation = extended.evaluation.model_copy(update={"tasks": [*extended.evaluation.tasks, task]})
+    extended.model_registry = extended.model_registry.model_copy(update={"auto_promote": False})
+    result = run(extended)
+    cycle["run"] = {name: result[name] for name in ("run", "verdict", "artifacts", "mlflow", "report")}
+    state.save()
+
+
+def compare_answers(evaluation: Path, held_back: Path, max_loss: float) -> Comparison:
+    """Compare candidate and champion on the held-back requests, one pair per subject.
+
+    The answers of a subject resemble each other: their mean is one pair. The order of the pairs is that of the subjects'
+    hashes, which do not depend on the scores. Without a champion, the candidate is compared with its base model.
+    """
+    import pyarrow.parquet as parquet
+
+    rows = parquet.read_table(evaluation / "predictions.parquet", filters=[("task", "=", TASK)]).to_pylist()
+    lines = held_back.read_text(encoding="utf-8").splitlines()
+    groups = {row["id"]: row[traffic_export.GROUP] for row in map(json.loads, lines)}
+    other = "incumbent_scores" if rows and rows[0].get("incumbent_scores") else "base_scores"
+    by_group: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        candidate, champion = (json.loads(row[name])[METRIC] for name in ("candidate_scores", other))
+        by_group[groups[row["id"]]].append((candidate - champion) / METRIC_MAXIMUM)
+    differences = [fmean(values) for _, values in sorted(by_group.items())]
+    return pairwise_test.compare(differences, max_loss=max_loss)
+
+
+def decide(state: State, cycle: Json, customization: Customization, max_loss: float, reporter: Reporter) -> None:
+    """Compare the candidate with the champion, and promote it by the registry's policy if it is better."""
+    result = cycle["run"]
+    if result["verdict"] != "accepted":
+        decision = REFUSED if result["verdict"] == "refused" else UNCHANGED
+        reason = f"the evaluation's verdict is {result['verdict']}"
+    else:
+        comparison = compare_answers(
+            Path(result["artifacts"]["evaluation"]), Path(cycle["rows"]) / HELD_BACK_FILENAME, max_loss
+        )
+        cycle["comparison"] = asdict(comparison)
+        decision, reason = NOT_BETTER, f"the comparison of {comparison.pairs} pairs is {comparison.decision}"
+        if comparison.decision == "better":
+            decision, reason = _promote(customization, result["mlflow"]["model_version"], reporter)
+    cycle["mlflow_run_id"] = _log_to_mlflow(cycle, decision, reason)
+    if version := result["mlflow"]["model_version"]:
+        registry.tag_version(
+            customization.model_registry.name,
+            version,
+            {
+                "retraining": f"{'; '.join(cycle['reasons'])}. {decision}: {reason}",
+                "retraining_run_id": cycle["mlflow_run_id"],
+            },
+        )
+    cycle.update(decision=decision, reason=reason)
+    state.save()
+
+
+def _promote(customization: Customization, version: str, reporter: Reporter) -> tuple[str, str]:
+    config = customization.model_registry
+    if not config.auto_promote:
+        return NOT_PROMOTED, f"model_registry.auto_promote is false: tuneline promote {config.name} --version {version}"
+    registered = registry.get_registered(config.name, version)
+    if (proof := registered.tags.get("tuneline.proof")) != "proven":
+        return NOT_PROMOTED, f"the package is {proof}"
+    moved = registry.auto_promote(config, version, incumbent_sha256=registered.incumbent_sha256, reporter=reporter)
+    if moved is None:
+        return NOT_PROMOTED, "the registry's policy requires a person's decision"
+    return PROMOTED, f"version {version} is the champion"
+
+
+def _log_to_mlflow(cycle: Json, decision: str, reason: str) -> str:
+    """Log trigger, test and decision to a separate MLflow run, and return its ID."""
+    result = cycle["run"]
+    with mlflow_tracking.stage_run(RUN_NAME) as run:
+        run.log_params(
+            {
+                "number": cycle["number"],
+                "trigger": "; ".join(cycle["reasons"]),
+                "rows": cycle["rows"],
+                "pipeline_run_id": result["mlflow"]["run_id"],
+                "model_name": result["mlflow"]["model_name"],
+                "model_version": result["mlflow"]["model_version"],
+                "verdict": result["verdict"],
+                "decision": decision,
+                "test": (cycle["comparison"] or {}).get("decision", "not made"),
+            }
+        )
+        numbers = {
+            name: float(value)
+            for name, value in (cycle["comparison"] or {}).items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        run.metrics({**numbers, "feedback": float(cycle["feedback"])}, cycle["number"])
+        run.note(f"{decision}: {reason}")
+        return run.run_id
+
+
+def describe(check: TriggerCheck, cycle: Json | None) -> Json:
+    """Return the object that `tuneline retrain --json` prints."""
+    if cycle is None:
+        return {"triggered": bool(check.reasons), **asdict(check), "retraining": None}
+    return {
+        "triggered": True,
+        **{name: cycle[name] for name in ("reasons", "feedback", "alarm")},
+        "retraining": cycle,
+    }

@@ -1,0 +1,256 @@
+"""`tuneline retrain`: export, resume after an interruption, erasures, the comparison, and what it refuses.
+
+Fast tier: the pipeline's run is replaced by a function that writes scores. The whole loop is in the stress tier: it
+customizes a model twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import yaml
+
+from components.common.artifacts import artifact_folder
+from components.common.runtime.errors import EXIT_INTERRUPTED, InterruptedRunError
+from pipelines.capture import erasure
+from pipelines.config.customization_config import Customization
+from pipelines.retraining import retraining
+from pipelines.runs import local_runner
+from tests import kubernetes_schemas
+from tests.datasets import QUESTION_WORDS
+from tests.pipelines import project
+from tests.pipelines.capture import traffic
+from tests.pipelines.command import ROOT, answer, answer_in_process, refusal, run_in_process
+
+COMMAND = ("retrain", "-c", "c.yaml", "--feedback", "feedback.jsonl", "--min-feedback", 10, "--held-back", 0.4)
+SUBJECTS = 60
+
+
+@pytest.fixture(autouse=True)
+def skip_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner in (artifact_folder, os):
+        monkeypatch.setattr(owner, "fsync", lambda _: None)
+
+
+def fill(home: Path) -> None:
+    """Capture a corrected answer of each of 60 subjects."""
+    settings, lines = traffic.load(home), []
+    rows = []
+    for number, (verb, noun) in enumerate(QUESTION_WORDS[:SUBJECTS]):
+        row = traffic.build_row(number, settings.hash_subject(f"user {number}"), int(traffic.DAY.timestamp()))
+        row["request"]["messages"] = [{"role": "user", "content": f"Please, how do I {verb} a {noun}?"}]
+        rows.append(row)
+        text = f"To {verb} a {noun}, use desk {number}."
+        lines.append({"id": f"chatcmpl-{number}", "key": "a", "correction": text, "time": traffic.DAY.isoformat()})
+    traffic.write_sealed(settings, traffic.DAY, rows)
+    (home / "feedback.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+class FakeRegistry:
+    """Records runs and promotions; a run gives the candidate `gain` points of chrF over the champion."""
+
+    def __init__(self) -> None:
+        self.gain, self.verdict = 30.0, "accepted"
+        self.runs: list[Customization] = []
+        self.promoted: list[str] = []
+        self.tags: dict[str, str] = {}
+        self.error: BaseException | None = None
+
+    def run(self, customization: Customization, *_: object, **__: object) -> dict[str, Any]:
+        self.runs.append(customization)
+        if self.error:
+            raise self.error
+        task = customization.evaluation.tasks[-1]
+        assert task.name == retraining.TASK
+        lines = Path(task.list_file_paths()["data"]).read_text().splitlines()
+        rows = [
+            {
+                "id": json.loads(line)["id"],
+                "task": task.name,
+                "candidate_scores": json.dumps({"chrf": 40 + self.gain}),
+                "incumbent_scores": json.dumps({"chrf": 40.0}),
+            }
+            for line in lines
+        ]
+        folder = Path("evaluation")
+        folder.mkdir(exist_ok=True)
+        parquet.write_table(pa.Table.from_pylist(rows), folder / "predictions.parquet")
+        version = {"run_id": "r", "model_name": "helper", "model_version": "2"}
+        artifacts = {"evaluation": str(folder.absolute())}
+        return {"run": "1", "verdict": self.verdict, "artifacts": artifacts, "mlflow": version, "report": ""}
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
+    fill(tmp_path)
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
+    settings = {"data_curation": {"sources": ["own.jsonl"]}, "model_registry": {"name": "helper", "auto_promote": True}}
+    (tmp_path / "c.yaml").write_text(json.dumps(settings))
+    fake = FakeRegistry()
+
+    @contextmanager
+    def open_run(_: str) -> Iterator[Any]:
+        yield SimpleNamespace(run_id="m", log_params=lambda _: None, metrics=lambda *_: None, note=lambda _: None)
+
+    def promote(_: object, version: str, **__: object) -> str:
+        fake.promoted.append(version)
+        return version
+
+    version = SimpleNamespace(tags={"tuneline.proof": "proven"}, incumbent_sha256="i")
+    monkeypatch.setattr(local_runner, "run", fake.run)
+    monkeypatch.setattr(retraining.mlflow_tracking, "stage_run", open_run)
+    monkeypatch.setattr(retraining.registry, "get_registered", lambda *_: version)
+    monkeypatch.setattr(retraining.registry, "auto_promote", promote)
+    monkeypatch.setattr(retraining.registry, "tag_version", lambda _, __, tags: fake.tags.update(tags))
+    return fake
+
+
+def retrain(home: Path, *options: object) -> dict[str, Any]:
+    return answer_in_process(*COMMAND, *options, cwd=home)
+
+
+def test_better_candidate_is_promoted_once(tmp_path: Path, registry: FakeRegistry) -> None:
+    cycle = retrain(tmp_path)["retraining"]
+    assert (cycle["decision"], registry.promoted) == ("promoted", ["2"])
+    assert cycle["comparison"]["decision"] == "better"
+    assert cycle["comparison"]["pairs"] >= 12
+    assert registry.tags["retraining"].startswith("60 answers with feedback; the threshold is 10. promoted")
+    (customization,) = registry.runs
+    assert not customization.model_registry.auto_promote
+    assert customization.data_curation.group_by == "group"
+    again = retrain(tmp_path)
+    assert (again["triggered"], again["feedback"], len(registry.runs)) == (False, 0, 1)
+    assert "no trigger" in run_in_process(*COMMAND, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict", "options", "decision"),
+    [
+        (0.0, "accepted", (), "not_better"),
+        (-30.0, "accepted", (), "not_better"),
+        (30.0, "refused", (), "refused"),
+        (30.0, "unchanged", (), "unchanged"),
+        (30.0, "accepted", ("--set", "model_registry.auto_promote=false"), "not_promoted"),
+    ],
+)
+def test_other_candidates_are_not_promoted(
+    tmp_path: Path, registry: FakeRegistry, gain: float, verdict: str, options: tuple[str, ...], decision: str
+) -> None:
+    registry.gain, registry.verdict = gain, verdict
+    assert retrain(tmp_path, *options)["retraining"]["decision"] == decision
+    assert registry.promoted == []
+    assert decision in registry.tags["retraining"]
+
+
+def test_equal_candidate_is_promoted_with_a_tolerated_loss(tmp_path: Path, registry: FakeRegistry) -> None:
+    registry.gain = 0.0
+    assert retrain(tmp_path, "--max-loss", 0.5)["retraining"]["decision"] == "promoted"
+
+
+def interrupt(home: Path, registry: FakeRegistry) -> dict[str, Any]:
+    """Retrain until the run is interrupted, and return the state."""
+    registry.error = InterruptedRunError("interrupted")
+    assert run_in_process(*COMMAND, cwd=home).returncode == EXIT_INTERRUPTED
+    registry.error = None
+    (cycle,) = json.loads((home / "retraining" / "retraining.json").read_text())["retrainings"]
+    assert (cycle["run"], cycle["decision"]) == (None, None)
+    return dict(cycle)
+
+
+def test_interrupted_retraining_resumes_with_the_same_rows(tmp_path: Path, registry: FakeRegistry) -> None:
+    cycle = interrupt(tmp_path, registry)
+    rows = Path(cycle["rows"])
+    before = {path.name: path.read_bytes() for path in rows.iterdir()}
+    dry = answer_in_process(*COMMAND, "--dry-run", cwd=tmp_path)
+    assert dry["retraining"]["number"] == 1
+    result = retrain(tmp_path)["retraining"]
+    assert (result["number"], result["decision"], result["rows"]) == (1, "promoted", str(rows))
+    assert {path.name: path.read_bytes() for path in rows.iterdir()} == before
+    assert len(registry.runs) == 2
+
+
+def test_rows_are_exported_again_after_an_erasure(tmp_path: Path, registry: FakeRegistry) -> None:
+    settings = traffic.load(tmp_path)
+    rows = Path(interrupt(tmp_path, registry)["rows"])
+    digest = settings.hash_subject("user 5").encode()
+    assert digest in traffic.read_stored_bytes(tmp_path / "retraining")
+    erasure.erase(settings, "user 5", "dpo", seal_seconds=0)
+    retrain(tmp_path)
+    assert digest not in traffic.read_stored_bytes(tmp_path / "retraining")
+    assert rows.exists()
+
+
+def test_answers_of_a_subject_are_one_pair(tmp_path: Path) -> None:
+    scores = {"a1": 90, "a2": 10, "b1": 60}
+    rows = [
+        {
+            "id": name,
+            "task": retraining.TASK,
+            "candidate_scores": json.dumps({"chrf": score}),
+            "base_scores": json.dumps({"chrf": 50}),
+        }
+        for name, score in scores.items()
+    ]
+    rows.append({**rows[0], "task": "other"})
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "predictions.parquet")
+    lines = [json.dumps({"id": name, "group": name[0]}) for name in scores]
+    (tmp_path / "held_back.jsonl").write_text("\n".join(lines))
+    result = retraining.compare_answers(tmp_path, tmp_path / "held_back.jsonl", 0.0)
+    assert (result.pairs, result.mean_difference) == (2, pytest.approx(0.05))
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path, registry: FakeRegistry) -> None:
+    command = ("retrain", "-c", "c.yaml")
+    assert "no trigger is set" in refusal(2, *command, cwd=tmp_path)["message"]
+    assert "--feedback is not set" in refusal(2, *command, "--every-days", 1, cwd=tmp_path)["message"]
+    error = refusal(1, *COMMAND, "--drift", "gone.json", cwd=tmp_path)
+    assert "gone.json does not exist" in error["message"]
+    error = refusal(1, *COMMAND, "--drift", "c.yaml", cwd=tmp_path)
+    assert "c.yaml is not a result of a drift check" in error["message"]
+    error = refusal(1, *COMMAND, "--held-back", 0.01, "--folder", "few", cwd=tmp_path)
+    assert "no subject is held back" in error["message"]
+    (tmp_path / "retraining").mkdir()
+    (tmp_path / "retraining" / "retraining.json").write_text("{")
+    assert "retraining.json is damaged" in refusal(1, *COMMAND, cwd=tmp_path)["message"]
+    assert registry.runs == []
+
+
+def test_cronjob_of_the_documentation_is_valid() -> None:
+    manifest = yaml.safe_load((ROOT / "docs" / "examples" / "retrain-cronjob.yaml").read_text())
+    assert kubernetes_schemas.problems(manifest) == []
+    pod = manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (script,) = pod["containers"][0]["args"]
+    options = [word.split("=")[0] for word in script.split() if word.startswith("--") and word != "--"]
+    shown = run_in_process("retrain", "--help", cwd=ROOT, COLUMNS="200").stdout
+    for option in options:
+        assert option in shown or option.startswith("--drift"), option
+
+
+@pytest.mark.stress
+@pytest.mark.pipeline
+@pytest.mark.daft
+@pytest.mark.dvc
+@pytest.mark.mlflow
+@pytest.mark.triton
+def test_real_candidate_is_built_compared_and_promoted(tmp_path: Path) -> None:
+    """Stress tier: two whole runs. A loss is tolerated, because a tiny model learns no language."""
+    project.write_project(tmp_path)
+    fill(tmp_path)
+    first = project.run(tmp_path, "work")
+    command = ("retrain", "-c", "customization.yaml", "--feedback", "feedback.jsonl", "--min-feedback", 10)
+    options = ("--held-back", 0.4, "--max-loss", 0.5, "--workdir", "work")
+    cycle = answer(*command, *options, cwd=tmp_path)["retraining"]
+    assert (first["verdict"], cycle["decision"]) == ("accepted", "promoted"), cycle["reason"]
+    assert cycle["run"]["artifacts"]["dataset"] != first["artifacts"]["dataset"]
+    lineage = answer("lineage", "tiny-helper@champion", "--workdir", "work", cwd=tmp_path)
+    assert lineage["version"] == cycle["run"]["mlflow"]["model_version"] == "2"
+    assert "conversations.jsonl" in json.dumps(lineage)
