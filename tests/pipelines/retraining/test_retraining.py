@@ -6,6 +6,9 @@ customizes a model twice.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
 import json
 import os
 from collections.abc import Iterator
@@ -18,6 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import yaml
+from kfp import Client
+from kfp.compiler import Compiler
 
 from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import EXIT_INTERRUPTED, InterruptedRunError
@@ -233,6 +238,32 @@ def test_cronjob_of_the_documentation_is_valid() -> None:
     shown = run_in_process("retrain", "--help", cwd=ROOT, COLUMNS="200").stdout
     for option in options:
         assert option in shown or option.startswith("--drift"), option
+
+
+def test_recurring_run_of_the_documentation_compiles(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("retrain_pipeline", ROOT / "docs/examples/retrain_pipeline.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    Compiler().compile(module.retrain_pipeline, str(tmp_path / "pipeline.yaml"))
+    compiled, platform = yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text())
+    (executor,) = compiled["deploymentSpec"]["executors"].values()
+    assert executor["container"]["command"] == ["tuneline", "retrain"]
+    assert "pvcMount" in json.dumps(platform)
+    shown = run_in_process("retrain", "--help", cwd=ROOT, COLUMNS="200").stdout
+    assert all(option.split("=")[0] in shown for option in executor["container"]["args"])
+    # The triggers and the thresholds are those of the CronJob.
+    cronjob = (ROOT / "docs/examples/retrain-cronjob.yaml").read_text()
+    assert all(option in cronjob for option in executor["container"]["args"] if option.startswith(("--min", "--every")))
+    source = (ROOT / "docs/examples/retrain_pipeline.py").read_text()
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "client.create_recurring_run"
+    ]
+    names = [str(keyword.arg) for keyword in call.keywords]
+    inspect.signature(Client.create_recurring_run).bind(None, *call.args, **dict.fromkeys(names))
 
 
 @pytest.mark.stress
