@@ -18,7 +18,7 @@ from typing import Any
 from components.common.artifacts import artifact_folder
 from components.common.reporting import mlflow_tracking
 from components.common.runtime import filesystem
-from components.common.runtime.errors import InputError
+from components.common.runtime.errors import InputError, RegistryError
 from components.common.runtime.reporters import Reporter
 from components.evaluation.tasks.generation import Generation
 from components.model_registry import stage as registry
@@ -203,7 +203,10 @@ def _promote(customization: Customization, version: str, reporter: Reporter) -> 
     registered = registry.get_registered(config.name, version)
     if (proof := registered.tags.get("tuneline.proof")) != "proven":
         return NOT_PROMOTED, f"the package is {proof}"
-    moved = registry.auto_promote(config, version, incumbent_sha256=registered.incumbent_sha256, reporter=reporter)
+    try:
+        moved = registry.auto_promote(config, version, incumbent_sha256=registered.incumbent_sha256, reporter=reporter)
+    except RegistryError as error:  # a check failed, or the champion changed during the run: a decision, not a failure
+        return NOT_PROMOTED, error.message
     if moved is None:
         return NOT_PROMOTED, "the registry's policy requires a person's decision"
     return PROMOTED, f"version {version} is the champion"

@@ -25,7 +25,7 @@ from kfp import Client
 from kfp.compiler import Compiler
 
 from components.common.artifacts import artifact_folder
-from components.common.runtime.errors import EXIT_INTERRUPTED, InterruptedRunError
+from components.common.runtime.errors import EXIT_INTERRUPTED, InterruptedRunError, RegistryError
 from pipelines.capture import erasure
 from pipelines.config.customization_config import Customization
 from pipelines.retraining import retraining
@@ -69,6 +69,7 @@ class FakeRegistry:
         self.promoted: list[str] = []
         self.tags: dict[str, str] = {}
         self.error: BaseException | None = None
+        self.objection = ""
 
     def run(self, customization: Customization, *_: object, **__: object) -> dict[str, Any]:
         self.runs.append(customization)
@@ -107,6 +108,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
         yield SimpleNamespace(run_id="m", log_params=lambda _: None, metrics=lambda *_: None, note=lambda _: None)
 
     def promote(_: object, version: str, **__: object) -> str:
+        if fake.objection:
+            raise RegistryError(fake.objection)
         fake.promoted.append(version)
         return version
 
@@ -154,6 +157,12 @@ def test_other_candidates_are_not_promoted(
     assert retrain(tmp_path, *options)["retraining"]["decision"] == decision
     assert registry.promoted == []
     assert decision in registry.tags["retraining"]
+
+
+def test_objection_of_the_registry_ends_the_retraining(tmp_path: Path, registry: FakeRegistry) -> None:
+    registry.objection = "the champion of helper changed during this run"
+    cycle = retrain(tmp_path)["retraining"]
+    assert (cycle["decision"], cycle["reason"]) == ("not_promoted", registry.objection)
 
 
 def test_equal_candidate_is_promoted_with_a_tolerated_loss(tmp_path: Path, registry: FakeRegistry) -> None:
@@ -278,7 +287,7 @@ def test_real_candidate_is_built_compared_and_promoted(tmp_path: Path) -> None:
     fill(tmp_path)
     first = project.run(tmp_path, "work")
     command = ("retrain", "-c", "customization.yaml", "--feedback", "feedback.jsonl", "--min-feedback", 10)
-    options = ("--held-back", 0.4, "--max-loss", 0.5, "--workdir", "work")
+    options = ("--set", "fine_tuning.max_steps=150", "--held-back", 0.4, "--max-loss", 0.5, "--workdir", "work")
     cycle = answer(*command, *options, cwd=tmp_path)["retraining"]
     assert (first["verdict"], cycle["decision"]) == ("accepted", "promoted"), cycle["reason"]
     assert cycle["run"]["artifacts"]["dataset"] != first["artifacts"]["dataset"]
