@@ -1,7 +1,7 @@
 """Compaction, erasure, retention and export: results, and the state after an interruption at every change of a file.
 
-The fast tests interrupt the commands in this process before each call that changes a file. The long test kills
-processes with SIGKILL at random moments.
+The fast tests interrupt the commands in this process before each call that changes a file, or kill forks of it at random
+moments. The long test kills new processes.
 """
 
 from __future__ import annotations
@@ -209,6 +209,66 @@ def test_status_estimates_the_storage_and_reports_wrong_permissions(tmp_path: Pa
     assert result["readable_by_others"] == [str(settings.folder / "echo" / "2026-11-24")]
 
 
+def run_until_killed(command: Callable[[], object], seconds: float) -> None:
+    """Run a command in a fork of this process, and kill the fork after this time."""
+    if (child := os.fork()) == 0:
+        try:
+            command()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_compaction_killed_at_20_random_moments_neither_loses_nor_repeats_a_row(tmp_path: Path) -> None:
+    generator, unfinished, seconds = random.Random(2), 0, 0.0
+    for number in range(21):
+        home = tmp_path / str(number)
+        home.mkdir()
+        settings = traffic.load(home)
+        fill(settings)
+        if number:
+            run_until_killed(
+                lambda settings=settings: compaction.compact(settings, TODAY),  # type: ignore[misc]
+                generator.uniform(0, seconds),
+            )
+            unfinished += any(day.list_sealed() for day in traffic_files.list_days(settings.folder))
+        started = time.perf_counter()
+        compaction.compact(settings, TODAY)
+        seconds = seconds or time.perf_counter() - started
+        assert traffic.list_ids(traffic.read_rows(settings)) == ALL_IDS, number
+        files = [path.name for path in settings.folder.rglob("*") if path.is_file()]
+        assert files == ["rows.parquet", "rows.parquet"], number
+    assert unfinished >= 5, "the kills came after the end of the compaction"
+
+
+def test_erasure_killed_at_20_random_moments_leaves_no_byte_of_the_subject(tmp_path: Path) -> None:
+    generator, unfinished, seconds = random.Random(3), 0, 0.0
+    for number in range(21):
+        home = tmp_path / str(number)
+        home.mkdir()
+        settings = traffic.load(home)
+        fill(settings)
+        digest = settings.hash_subject("jane").encode()
+
+        def erase(settings: CaptureSettings = settings) -> None:
+            erasure.erase(settings, "jane", "dpo", seal_seconds=0)
+
+        if number:
+            run_until_killed(erase, generator.uniform(0, seconds))
+            tombstone = tombstones.read_tombstones(settings.folder).get(digest.decode())
+            unfinished += tombstone is None or tombstone.finished is None
+        started = time.perf_counter()
+        erase()
+        seconds = seconds or time.perf_counter() - started
+        assert traffic.list_ids(traffic.read_rows(settings)) == KEPT_IDS, number
+        rows = b"".join(path.read_bytes() for path in settings.folder.rglob("*.jsonl"))
+        assert digest not in rows, number
+        assert not [path for path in settings.folder.rglob(".*.*") if path.is_file() and "jsonl" in path.name], number
+    assert unfinished >= 5, "the kills came after the end of the erasure"
+
+
 WRITER = """
 import sys, time
 from pathlib import Path
@@ -226,14 +286,14 @@ while True:
 """
 
 
-@pytest.mark.long
-def test_killed_writer_loses_at_most_a_second_and_killed_commands_can_be_repeated(tmp_path: Path) -> None:
-    """Long tier: it kills processes."""
+@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.long), pytest.param(20, marks=pytest.mark.stress)])
+def test_killed_writer_loses_at_most_a_second_and_killed_commands_can_be_repeated(tmp_path: Path, kills: int) -> None:
+    """Long tier: it kills processes. Stress tier: 20 of them take a minute."""
     rng = random.Random(1)
     path = traffic.write_capture_file(tmp_path)
     settings = traffic.load(tmp_path)
     variables = environment()
-    for _ in range(3):
+    for _ in range(kills):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, env=variables, text=True
         )
