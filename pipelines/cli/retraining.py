@@ -129,8 +129,8 @@ def retrain(
             options = ExportOptions(model, include_unrated, held_back)
             retraining.export_rows(state, cycle, traffic, read_latest_feedback(feedback), options, now)
         retraining.build_candidate(state, cycle, customization, run)
-        with open_workdir("retrain", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
-            retraining.decide(state, cycle, customization, max_loss, reporter)
+        with open_workdir("retrain", as_json, workdir, tracking_uri, writes=True):
+            retraining.decide(state, cycle, customization, max_loss)
     result = retraining.describe(check, cycle)
     print_result(result, as_json, _format_result(result))
 

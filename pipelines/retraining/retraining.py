@@ -19,7 +19,7 @@ from components.common.artifacts import artifact_folder
 from components.common.reporting import mlflow_tracking
 from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError, RegistryError
-from components.common.runtime.reporters import Reporter
+from components.common.runtime.reporters import SilentReporter
 from components.evaluation.tasks.generation import Generation
 from components.model_registry import stage as registry
 from pipelines.capture import tombstones, traffic_export
@@ -41,6 +41,16 @@ PROMOTED, REFUSED, UNCHANGED, NOT_BETTER, NOT_PROMOTED = (
     "not_promoted",
 )
 Json = dict[str, Any]
+
+
+class _NoteRecorder(SilentReporter):
+    """Keeps the notes, in which the registry states why it does not promote a version."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 @dataclass
@@ -168,7 +178,7 @@ def compare_answers(evaluation: Path, held_back: Path, max_loss: float) -> Compa
     return pairwise_test.compare(differences, max_loss=max_loss)
 
 
-def decide(state: State, cycle: Json, customization: Customization, max_loss: float, reporter: Reporter) -> None:
+def decide(state: State, cycle: Json, customization: Customization, max_loss: float) -> None:
     """Compare the candidate with the champion, and promote it by the registry's policy if it is better."""
     result = cycle["run"]
     if result["verdict"] != "accepted":
@@ -181,7 +191,7 @@ def decide(state: State, cycle: Json, customization: Customization, max_loss: fl
         cycle["comparison"] = asdict(comparison)
         decision, reason = NOT_BETTER, f"the comparison of {comparison.pairs} pairs is {comparison.decision}"
         if comparison.decision == "better":
-            decision, reason = _promote(customization, result["mlflow"]["model_version"], reporter)
+            decision, reason = _promote(customization, result["mlflow"]["model_version"])
     cycle["mlflow_run_id"] = _log_to_mlflow(cycle, decision, reason)
     if version := result["mlflow"]["model_version"]:
         registry.tag_version(
@@ -196,19 +206,20 @@ def decide(state: State, cycle: Json, customization: Customization, max_loss: fl
     state.save()
 
 
-def _promote(customization: Customization, version: str, reporter: Reporter) -> tuple[str, str]:
+def _promote(customization: Customization, version: str) -> tuple[str, str]:
     config = customization.model_registry
     if not config.auto_promote:
         return NOT_PROMOTED, f"model_registry.auto_promote is false: tuneline promote {config.name} --version {version}"
     registered = registry.get_registered(config.name, version)
     if (proof := registered.tags.get("tuneline.proof")) != "proven":
         return NOT_PROMOTED, f"the package is {proof}"
+    recorder = _NoteRecorder()
     try:
-        moved = registry.auto_promote(config, version, incumbent_sha256=registered.incumbent_sha256, reporter=reporter)
+        moved = registry.auto_promote(config, version, incumbent_sha256=registered.incumbent_sha256, reporter=recorder)
     except RegistryError as error:  # a check failed, or the champion changed during the run: a decision, not a failure
         return NOT_PROMOTED, error.message
     if moved is None:
-        return NOT_PROMOTED, "the registry's policy requires a person's decision"
+        return NOT_PROMOTED, " ".join(recorder.notes)
     return PROMOTED, f"version {version} is the champion"
 
 

@@ -26,6 +26,7 @@ from kfp.compiler import Compiler
 
 from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import EXIT_INTERRUPTED, InterruptedRunError, RegistryError
+from components.common.runtime.reporters import Reporter
 from pipelines.capture import erasure
 from pipelines.config.customization_config import Customization
 from pipelines.retraining import retraining
@@ -69,7 +70,7 @@ class FakeRegistry:
         self.promoted: list[str] = []
         self.tags: dict[str, str] = {}
         self.error: BaseException | None = None
-        self.objection = ""
+        self.objection, self.note = "", ""
 
     def run(self, customization: Customization, *_: object, **__: object) -> dict[str, Any]:
         self.runs.append(customization)
@@ -107,7 +108,10 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
     def open_run(_: str) -> Iterator[Any]:
         yield SimpleNamespace(run_id="m", log_params=lambda _: None, metrics=lambda *_: None, note=lambda _: None)
 
-    def promote(_: object, version: str, **__: object) -> str:
+    def promote(_: object, version: str, *, reporter: Reporter, **__: object) -> str | None:
+        if fake.note:
+            reporter.note(fake.note)
+            return None
         if fake.objection:
             raise RegistryError(fake.objection)
         fake.promoted.append(version)
@@ -163,6 +167,12 @@ def test_objection_of_the_registry_ends_the_retraining(tmp_path: Path, registry:
     registry.objection = "the champion of helper changed during this run"
     cycle = retrain(tmp_path)["retraining"]
     assert (cycle["decision"], cycle["reason"]) == ("not_promoted", registry.objection)
+
+
+def test_note_of_the_registry_is_the_reason(tmp_path: Path, registry: FakeRegistry) -> None:
+    registry.note = "helper version 2 is not promoted: earlier candidates failed on its test split"
+    cycle = retrain(tmp_path)["retraining"]
+    assert (cycle["decision"], cycle["reason"]) == ("not_promoted", registry.note)
 
 
 def test_equal_candidate_is_promoted_with_a_tolerated_loss(tmp_path: Path, registry: FakeRegistry) -> None:
@@ -287,7 +297,7 @@ def test_real_candidate_is_built_compared_and_promoted(tmp_path: Path) -> None:
     fill(tmp_path)
     first = project.run(tmp_path, "work")
     command = ("retrain", "-c", "customization.yaml", "--feedback", "feedback.jsonl", "--min-feedback", 10)
-    options = ("--set", "fine_tuning.max_steps=150", "--held-back", 0.4, "--max-loss", 0.5, "--workdir", "work")
+    options = ("--set", "fine_tuning.max_steps=70", "--held-back", 0.4, "--max-loss", 0.5, "--workdir", "work")
     cycle = answer(*command, *options, cwd=tmp_path)["retraining"]
     assert (first["verdict"], cycle["decision"]) == ("accepted", "promoted"), cycle["reason"]
     assert cycle["run"]["artifacts"]["dataset"] != first["artifacts"]["dataset"]
