@@ -1,13 +1,14 @@
 """Shared storage over the NFS of Linux kernels: a server and two clients with caches of their own, started by a kit.
 
 The kit is a folder with the program `nfs-lab`, which starts the machines `a` (server), `b` and `c` (clients). stress: the
-tests wait for caches to expire and for the server to restart (3 minutes).
+tests wait for caches to expire, for the server to restart, and for locks of a host without power (10 minutes).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.datasets import small_dataset
 from tests.pipelines.command import ROOT
+from tests.tiny import tiny_model
 
 KIT_VARIABLE = "TUNELINE_NFS_LAB"
 pytestmark = [
@@ -30,7 +33,7 @@ pytestmark = [
     ),
 ]
 ADVISED, DEFAULT = "work", "plain3"  # mounts of NFSv3 with the options of docs/powerscale.md, and without options
-REPLAY_SECONDS = 40
+REPLAY_SECONDS, MAX_STEPS = 40, 80
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,45 @@ def test_operations_whose_answers_are_lost_in_a_restart_of_the_server_succeed(ma
     assert {program: set(result.result()) for program, result in results.items()} == {
         program: {"done"} for program in programs
     }
+
+
+@pytest.fixture(scope="module")
+def exchange(machines: Machines) -> Path:
+    """A folder that the host and all machines share, with a tiny model, a dataset and a recipe."""
+    folder = Path(os.environ.get("NFS_LAB_DIR", f"/tmp/nfs-lab-{os.getuid()}")) / "exchange" / "training"
+    shutil.rmtree(folder, ignore_errors=True)
+    tiny_model(folder / "tiny")
+    small_dataset(folder / "rows", train=400)
+    recipe = {"base_model": "/exchange/training/tiny", "adaptation": "full", "max_length": 128, "validation_rows": 4}
+    schedule = {"max_steps": MAX_STEPS, "batch_size": 4, "learning_rate": 1e-3, "checkpoint_every": 10}
+    (folder / "c.yaml").write_text(json.dumps({"seed": 11, "fine_tuning": {**recipe, **schedule}}))
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    return folder
+
+
+def test_training_of_a_host_without_power_is_continued_by_another_to_the_same_weights(
+    machines: Machines, exchange: Path
+) -> None:
+    """The server restarts during the training, then the client loses power, and the other one takes over its folder."""
+
+    def train(client: str, name: str) -> str:
+        folder = f"/mnt/{ADVISED}/{name}"
+        options = f"-o {folder}/out -c /exchange/training/c.yaml --workdir {folder}/work --json"
+        result = json.loads(machines.run_python(client, f"-m pipelines.cli finetune /exchange/training/rows {options}"))
+        return str(result["sha256"])
+
+    def wait_for_checkpoint(step: int) -> None:
+        pattern = f"/export/work/stopped/work/state/fine_tuning/*/checkpoint-{step}/complete.json"
+        machines.control("run", "a", "--root", f"until ls {pattern}; do sleep 1; done")
+
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(train, "b", "stopped")
+        wait_for_checkpoint(10)
+        machines.control("run", "a", "--root", "lab-server restart 5")
+        wait_for_checkpoint(40)
+        machines.control("cut", "b")
+        assert stopped.exception() is not None
+    assert train("c", "stopped") == train("c", "whole")
 
 
 def test_probe_measures_how_late_a_client_with_default_options_sees_changes(machines: Machines) -> None:
