@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -71,53 +71,53 @@ stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved d
 stress-synthesis: $(VENV)/.ready ## Kill a synthesis at 20 random moments, compare its estimated time, and tune the embedded model on its rows (10 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/pipelines/synthesis $(ARGS)
 
-bench-curation: $(VENV)/.ready ## Compare data curation with its peers; curate a million rows (1 hour); writes docs/benchmarks-curation.md
-	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/benchmarks-curation.md $(ARGS)
+bench-curation: $(VENV)/.ready ## Compare data curation with its peers; curate a million rows (1 hour); writes docs/reference/benchmarks-curation.md
+	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/reference/benchmarks-curation.md $(ARGS)
 
-bench-fine-tuning: $(VENV)/.ready ## Compare fine-tuning with TRL and LLaMA-Factory (30 minutes); writes docs/benchmarks-fine-tuning.md
-	@$(BIN)/python -P -m benchmarks.fine_tuning --workdir $(WORKDIR)/benchmark-fine-tuning --markdown docs/benchmarks-fine-tuning.md $(ARGS)
+bench-fine-tuning: $(VENV)/.ready ## Compare fine-tuning with TRL and LLaMA-Factory (30 minutes); writes docs/reference/benchmarks-fine-tuning.md
+	@$(BIN)/python -P -m benchmarks.fine_tuning --workdir $(WORKDIR)/benchmark-fine-tuning --markdown docs/reference/benchmarks-fine-tuning.md $(ARGS)
 
-bench-evaluation: $(VENV)/.ready ## Compare likelihood tasks with lm-eval, and an adapter with its base; DATA=folder of ICL files; writes docs/benchmarks-evaluation.md
-	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/benchmarks-evaluation.md $(ARGS)
+bench-evaluation: $(VENV)/.ready ## Compare likelihood tasks with lm-eval, and an adapter with its base; DATA=folder of ICL files; writes docs/reference/benchmarks-evaluation.md
+	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/reference/benchmarks-evaluation.md $(ARGS)
 
 GPU_TESTS := $(addprefix tests/,fine_tuning/test_varlen_attention.py fine_tuning/test_gpu_training.py triton_packaging/test_gpu_attention.py)
 test-gpu: ## Run the tests that need an NVIDIA GPU with PYTHON
 	@PYTHONPATH=. $(PYTHON) -m pytest --noconftest -o addopts= -m gpu $(GPU_TESTS)
 
-bench-gate: $(VENV)/.ready ## Simulate the promotion gate over 16 distributions (5 minutes); writes docs/benchmarks-gate.md
-	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.gate_simulation --markdown docs/benchmarks-gate.md $(ARGS)
+bench-gate: $(VENV)/.ready ## Simulate the promotion gate over 16 distributions (5 minutes); writes docs/reference/benchmarks-gate.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.gate_simulation --markdown docs/reference/benchmarks-gate.md $(ARGS)
 
-bench-drift: $(VENV)/.ready ## Simulate the drift check (10 minutes); ARGS="--far FILE --language FILE": other texts; writes docs/benchmarks-drift.md
-	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.drift_simulation --near numpy scipy sklearn --markdown docs/benchmarks-drift.md $(ARGS)
+bench-drift: $(VENV)/.ready ## Simulate the drift check (10 minutes); ARGS="--far FILE --language FILE": other texts; writes docs/reference/benchmarks-drift.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.drift_simulation --near numpy scipy sklearn --markdown docs/reference/benchmarks-drift.md $(ARGS)
 
-bench-cluster: $(VENV)/.ready ## Emulate a shared cluster, and compare it with the simulator (4 minutes); writes docs/cluster-emulation.md
+bench-cluster: $(VENV)/.ready ## Emulate a shared cluster, and compare it with the simulator (4 minutes); writes docs/reference/cluster-emulation.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.cluster_emulation $(ARGS)
 
-bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with PYTHON; writes docs/benchmarks-gpu.md
+bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with PYTHON; writes docs/reference/benchmarks-gpu.md
 	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu --workdir $(WORKDIR)/benchmark-gpu --output $(WORKDIR)/benchmark-gpu/results $(ARGS)
-	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu.page $(WORKDIR)/benchmark-gpu/results/results.json --markdown docs/benchmarks-gpu.md --commit $$(git describe --always --dirty)
+	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu.page $(WORKDIR)/benchmark-gpu/results/results.json --markdown docs/reference/benchmarks-gpu.md --commit $$(git describe --always --dirty)
 
-bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (15 minutes; ARGS="--vllm-python PYTHON": compare with vLLM); writes docs/benchmarks-serving.md
-	@$(BIN)/python -P -m benchmarks.serving --workdir $(WORKDIR)/benchmark-serving --markdown docs/benchmarks-serving.md $(ARGS)
+bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (15 minutes; ARGS="--vllm-python PYTHON": compare with vLLM); writes docs/reference/benchmarks-serving.md
+	@$(BIN)/python -P -m benchmarks.serving --workdir $(WORKDIR)/benchmark-serving --markdown docs/reference/benchmarks-serving.md $(ARGS)
 
-bench-explanation: $(VENV)/.ready ## Compare explanations with retrainings and deletions (10 minutes); writes docs/benchmarks-explanation.md
-	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.influence --markdown docs/benchmarks-explanation.md $(ARGS)
+bench-explanation: $(VENV)/.ready ## Compare explanations with retrainings and deletions (10 minutes); writes docs/reference/benchmarks-explanation.md
+	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.influence --markdown docs/reference/benchmarks-explanation.md $(ARGS)
 
-bench-storage: $(VENV)/.ready ## Compare the utilization of the storage benchmark with fio's (fio; root; 5 minutes); writes docs/benchmarks-storage.md
-	@$(BIN)/python -P -m benchmarks.storage_utilization --workdir $(WORKDIR)/benchmark-storage --markdown docs/benchmarks-storage.md $(ARGS)
+bench-storage: $(VENV)/.ready ## Compare the utilization of the storage benchmark with fio's (fio; root; 5 minutes); writes docs/reference/benchmarks-storage.md
+	@$(BIN)/python -P -m benchmarks.storage_utilization --workdir $(WORKDIR)/benchmark-storage --markdown docs/reference/benchmarks-storage.md $(ARGS)
 
-soak: $(VENV)/.ready ## Load a served package for an hour and record memory, latency and answers; writes docs/soak.md
-	@$(BIN)/python -P -m benchmarks.soak --workdir $(WORKDIR)/soak --markdown docs/soak.md $(ARGS)
+soak: $(VENV)/.ready ## Load a served package for an hour and record memory, latency and answers; writes docs/reference/soak.md
+	@$(BIN)/python -P -m benchmarks.soak --workdir $(WORKDIR)/soak --markdown docs/reference/soak.md $(ARGS)
 
-vllm-package: $(VENV)/.ready ## Serve a package of two adapters with vLLM; VLLM_PYTHON=interpreter of an environment with vLLM; writes docs/vllm.md
-	@$(BIN)/python -P -m benchmarks.vllm_package --vllm-python $(VLLM_PYTHON) --workdir $(WORKDIR)/vllm-package --markdown docs/vllm.md $(ARGS)
+vllm-package: $(VENV)/.ready ## Serve a package of two adapters with vLLM; VLLM_PYTHON=interpreter of an environment with vLLM; writes docs/reference/vllm.md
+	@$(BIN)/python -P -m benchmarks.vllm_package --vllm-python $(VLLM_PYTHON) --workdir $(WORKDIR)/vllm-package --markdown docs/reference/vllm.md $(ARGS)
 
-# Variables: ENGINE, REGISTRY, TAG, IMAGES, BASE_IMAGE, ARGS; docs/images.md says what they do.
+# Variables: ENGINE, REGISTRY, TAG, IMAGES, BASE_IMAGE, ARGS; docs/how-to/images.md says what they do.
 images: ## Build the images of the pipeline's steps with docker, podman or buildah
 	@PYTHON=$(firstword $(wildcard $(BIN)/python) $(PYTHON)) sh images/build.sh
 
-images-check: $(VENV)/.ready ## Build the curation image on a stand-in base and run it confined (root, buildah, mmdebstrap); writes docs/images-check.md
-	@$(BIN)/python -P -m images.check --workdir $(WORKDIR)/images-check --markdown docs/images-check.md $(ARGS)
+images-check: $(VENV)/.ready ## Build the curation image on a stand-in base and run it confined (root, buildah, mmdebstrap); writes docs/reference/images-check.md
+	@$(BIN)/python -P -m images.check --workdir $(WORKDIR)/images-check --markdown docs/reference/images-check.md $(ARGS)
 
 lint: $(VENV)/.ready ## Run ruff, mypy and import-linter; update the JSON schemas for editors
 	@$(BIN)/python -m tests.reference --schemas
@@ -129,6 +129,9 @@ lint: $(VENV)/.ready ## Run ruff, mypy and import-linter; update the JSON schema
 ui: $(VENV)/.ready ## Start the MLflow UI of the workdir on http://127.0.0.1:5000
 	@umask o= && mkdir -p $(WORKDIR) && \
 	$(BIN)/mlflow server --backend-store-uri sqlite:///$(abspath $(WORKDIR))/mlflow.db --host 127.0.0.1 --port 5000 --workers 1
+
+docs: $(VENV)/.ready ## Build the documentation site in build/site without a network, with a strict check of links (1 minute)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 clean: ## Remove the environment; the workdir stays
 	rm -rf $(VENV)

@@ -2,7 +2,7 @@
 
 Each customization runs in a process that waits for emulated GPUs, sleeps where it would compute, and reads and writes real
 files through a throttle that all processes share. The scheduler of the emulation is separate from that of the
-simulator. `python -m benchmarks.cluster_emulation` takes four minutes and writes docs/cluster-emulation.md.
+simulator. `python -m benchmarks.cluster_emulation` takes four minutes and writes docs/reference/cluster-emulation.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipelines.planning.cluster_simulation import Cluster, Job, Phase, Stage, si
 
 MIB = 2**20
 BLOCK = MIB // 4
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "cluster-emulation.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cluster-emulation.md"
 GOALS = {"throughput": 0.05, "mean wait": 0.10}  # largest relative errors, chosen before the first run
 START_GAP_SECONDS = 0.05  # between teams, which otherwise would submit their first customizations in random order
 MIN_WAIT_SECONDS = 0.5  # errors of shorter waits are those of starting and waking processes
@@ -325,7 +325,7 @@ def _describe_scenario(scenario: Scenario) -> str:
 PAGE_TEXT = """# Cluster simulator, compared with an emulation
 
 `make bench-cluster` writes this page. It runs customizations as processes on one machine and compares them with the simulator of
-[`tuneline size --demand`](sizing.md), which gets the same customizations. Processes wait for emulated GPUs, sleep where they would
+[`tuneline size --demand`](../how-to/sizing.md), which gets the same customizations. Processes wait for emulated GPUs, sleep where they would
 compute, read a file, and write and sync checkpoints. A throttle that all processes share limits reads and writes, so that
 the limit is known. The scheduler of the emulation is separate from that of the simulator. No GPU and no network is part of it.
 

@@ -1,6 +1,6 @@
 """Simulation of the drift check: how often it alarms without drift, and how soon with drift.
 
-`make bench-drift` writes docs/benchmarks-drift.md. Prompts are drawn at random from the demo's questions, and from other
+`make bench-drift` writes docs/reference/benchmarks-drift.md. Prompts are drawn at random from the demo's questions, and from other
 texts that the arguments name; the embeddings are those of the demo's model. Synthetic embeddings show more runs.
 """
 

@@ -1,4 +1,4 @@
-"""The page of the drift simulation, docs/benchmarks-drift.md, and its plot."""
+"""The page of the drift simulation, docs/reference/benchmarks-drift.md, and its plot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GOAL_CASES = ("far, 10%", "language, 10%")
 HEAD = """# Drift check, simulated
 
 `make bench-drift` writes this page. It simulates how often `tuneline traffic drift` alarms without drift, and how many
-windows it needs with drift. [drift.md](drift.md#guarantee) describes the method.
+windows it needs with drift. [drift.md](../how-to/drift.md#guarantee) describes the method.
 
 Prompts are drawn at random, with replacement, from {texts}.
 Embeddings are the mean input embeddings of the demo's model ({embedding_ms:.2f} ms CPU a prompt).

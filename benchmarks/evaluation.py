@@ -1,8 +1,8 @@
 """Evaluation, measured: likelihood tasks through tuneline's engine and through lm-eval's hf backend, in turns in one run.
 
-    python -m benchmarks.evaluation --data FOLDER --workdir DIR --markdown docs/benchmarks-evaluation.md
+    python -m benchmarks.evaluation --data FOLDER --workdir DIR --markdown docs/reference/benchmarks-evaluation.md
     python -m benchmarks.evaluation --data FOLDER --workdir DIR --tasks boolq,boolq_5shot --without-adapter --threads 1 \
-        --markdown docs/benchmarks-option-tasks.md
+        --markdown docs/reference/benchmarks-option-tasks.md
     python -m benchmarks.evaluation --data FOLDER --workdir DIR --rows 20 --rounds 1 --tasks arc_easy
 
 FOLDER holds MosaicML's in-context-learning files (icl_arc_easy.jsonl.gz, icl_piqa.jsonl.gz, ...). lm-eval is installed into --workdir,

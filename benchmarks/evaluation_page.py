@@ -1,4 +1,4 @@
-"""The pages of the evaluation benchmark: what docs/benchmarks-evaluation.md and -option-tasks.md are, never edited by hand."""
+"""The pages of the evaluation benchmark: what docs/reference/benchmarks-evaluation.md and -option-tasks.md are, never edited by hand."""
 
 from __future__ import annotations
 

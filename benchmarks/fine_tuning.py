@@ -1,6 +1,6 @@
 """Fine-tuning, measured: tuneline beside a plain TRL script and LLaMA-Factory, on the same rows, with and without packing.
 
-    python -m benchmarks.fine_tuning --data ROWS.jsonl.gz --workdir DIR --markdown docs/benchmarks-fine-tuning.md
+    python -m benchmarks.fine_tuning --data ROWS.jsonl.gz --workdir DIR --markdown docs/reference/benchmarks-fine-tuning.md
     python -m benchmarks.fine_tuning --workdir DIR --tokens 4000 --only tuneline-on,trl-on
 
 Everything lands in --workdir: LLaMA-Factory's environment, the rows, the adapters, the logs, and results.json. Without --data the rows are

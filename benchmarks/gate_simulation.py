@@ -1,6 +1,6 @@
 """Simulation of the promotion gate: how often it accepts a model at the limit of a rule, an equal and a better model.
 
-`make bench-gate` writes docs/benchmarks-gate.md. All trials of a case share the random weights of their bounds, so that
+`make bench-gate` writes docs/reference/benchmarks-gate.md. All trials of a case share the random weights of their bounds, so that
 the bounds of thousands of trials are a few matrix products.
 """
 

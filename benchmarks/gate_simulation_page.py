@@ -1,4 +1,4 @@
-"""The page of the gate's simulation, docs/benchmarks-gate.md, and its plot."""
+"""The page of the gate's simulation, docs/reference/benchmarks-gate.md, and its plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT, STRICT = ITEM_LOSSES
 HEAD = """# Promotion gate, simulated
 
 `make bench-gate` writes this page. It simulates how often the promotion gate accepts a model that it must refuse (false
-acceptance), a model that is equal to the other, and a better one. [evaluation.md](evaluation.md#statistics) describes
+acceptance), a model that is equal to the other, and a better one. [evaluation.md](../how-to/evaluation.md#statistics) describes
 the bounds.
 
 The rule is `max_loss: {max_loss}` with 95% confidence. False acceptance: the true mean difference is exactly
@@ -74,7 +74,7 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         "## Reuse of a test split\n\nProbability that at least one of several inferior candidates passes on one test split "
         f"of {gate_simulation.REUSE_ITEMS:,} items (normal differences, `max_item_loss: 1`, {gate_simulation.REUSE_SAMPLES:,} "
         "weightings). "
-        "[registry.md](registry.md#reuse-of-a-test-split) describes the correction.\n",
+        "[registry.md](../how-to/registry.md#reuse-of-a-test-split) describes the correction.\n",
         table_of(
             ["candidates", *next(iter(results.reuse.values()))],
             [[count, *(f"{rate:.1%}" for rate in rates.values())] for count, rates in results.reuse.items()],

@@ -1,4 +1,4 @@
-"""The page of the benchmark of explanations, docs/benchmarks-explanation.md."""
+"""The page of the benchmark of explanations, docs/reference/benchmarks-explanation.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.explanation.word_attribution import GRADIENT_INPUT, LEAVE_ONE_OUT
 
 HEAD = """# Explanations, measured
 
-`make bench-explanation` writes this page. It compares the scores of [`tuneline explain`](explain.md) with retrainings without
+`make bench-explanation` writes this page. It compares the scores of [`tuneline explain`](../how-to/explain.md) with retrainings without
 half of the rows, and with deletions of words.
 """
 

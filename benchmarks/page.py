@@ -1,4 +1,4 @@
-"""The page of the results, docs/benchmarks-curation.md, which is never edited by hand."""
+"""The page of the results, docs/reference/benchmarks-curation.md, which is never edited by hand."""
 
 from __future__ import annotations
 

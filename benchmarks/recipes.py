@@ -1,6 +1,6 @@
 """Every objective × adaptation in a short real run on the embedded model: does each learn?
 
-    python -P -m benchmarks.recipes --sft ROWS --text ROWS --dpo ROWS --kto ROWS --markdown docs/recipes.md
+    python -P -m benchmarks.recipes --sft ROWS --text ROWS --dpo ROWS --kto ROWS --markdown docs/reference/recipes.md
 
 Each file is curated and each recipe trained by tuneline's own commands. What is compared is the validation loss, on rows that were not
 trained on, before the first step and at the best checkpoint; for preferences the margin between wanted and unwanted answers too.
@@ -121,7 +121,7 @@ def page(rows: Sequence[dict[str, Any]], files: dict[str, str]) -> str:
     head = [
         "# Every recipe in a short real run",
         "",
-        f"`python -P -m benchmarks.recipes {' '.join(f'--{name} {file}' for name, file in files.items())} --markdown docs/recipes.md`",
+        f"`python -P -m benchmarks.recipes {' '.join(f'--{name} {file}' for name, file in files.items())} --markdown docs/reference/recipes.md`",
         f"on {datetime.date.today().isoformat()}, {_machine()}: the embedded SmolLM2-135M-Instruct in float32, "
         f"{SHARED['max_steps']} steps, for preferences {PREFERENCE['max_steps']}, of rows of at most {SHARED['max_length']} tokens, "
         f"validated on the first {SHARED['validation_rows']} validation rows of each dataset.",

@@ -1,8 +1,8 @@
 """Serving, measured: our package at many clients beside one answer at a time, plain generate, and vLLM, in turns in one run; then the
 gateway's CPU time per request and per streamed token.
 
-    python -m benchmarks.serving --workdir DIR --markdown docs/benchmarks-serving.md
-    python -m benchmarks.serving --workdir DIR --vllm-python /path/to/vllm/bin/python --markdown docs/benchmarks-serving.md
+    python -m benchmarks.serving --workdir DIR --markdown docs/reference/benchmarks-serving.md
+    python -m benchmarks.serving --workdir DIR --vllm-python /path/to/vllm/bin/python --markdown docs/reference/benchmarks-serving.md
     python -m benchmarks.serving --workdir DIR --rounds 1 --requests 2 --clients 1,4 --rates 2
 
 All that is served is served by the same Triton server binary, each contestant by a server of its own; all servers are up the whole time,

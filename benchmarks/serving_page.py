@@ -1,4 +1,4 @@
-"""The page of the serving benchmark: docs/benchmarks-serving.md and its plot are what this writes, never edited by hand."""
+"""The page of the serving benchmark: docs/reference/benchmarks-serving.md and its plot are what this writes, never edited by hand."""
 
 from __future__ import annotations
 

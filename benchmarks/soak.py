@@ -1,6 +1,6 @@
 """A gateway and a Triton server under moderate load for an hour: does memory stay constant, and do answers stay the same?
 
-    python -m benchmarks.soak --workdir DIR --minutes 60 --rate 2 --markdown docs/soak.md
+    python -m benchmarks.soak --workdir DIR --minutes 60 --rate 2 --markdown docs/reference/soak.md
     python -m benchmarks.soak --workdir DIR --minutes 1 --warmup-minutes 0.2 --every 2
 
 Requests arrive at random (a Poisson process) and are sent with the official OpenAI client: completions and chats, whole, streamed, sampled with a

@@ -1,4 +1,4 @@
-"""Write docs/soak.md and its plot from the results of the soak; neither is edited by hand."""
+"""Write docs/reference/soak.md and its plot from the results of the soak; neither is edited by hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compare the utilization of `tuneline storage benchmark` with fio's: `python -m benchmarks.storage_utilization`.
 
-Writes docs/benchmarks-storage.md. Needs fio; the slow storage needs root and the blkio controller of cgroup v1, which
+Writes docs/reference/benchmarks-storage.md. Needs fio; the slow storage needs root and the blkio controller of cgroup v1, which
 throttles the reads of a device.
 """
 
@@ -35,7 +35,7 @@ HEAD = """# Storage benchmark beside fio
 `make bench-storage` writes this page. It compares the accelerator utilization that `tuneline storage benchmark --fio`
 measures with that of fio: the same folder, direct I/O, {batch} random records of {record:,} bytes per step, no read-ahead.
 tuneline measures for {seconds:g} s and excludes the first step; fio then makes the same number of reads, with the first step.
-[storage](storage.md#benchmark) describes the command.
+[storage](../how-to/storage.md#benchmark) describes the command.
 
 """
 NOTES = """

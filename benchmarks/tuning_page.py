@@ -1,4 +1,4 @@
-"""The page of the fine-tuning benchmark: docs/benchmarks-fine-tuning.md and its plot are what this writes, never edited by hand."""
+"""The page of the fine-tuning benchmark: docs/reference/benchmarks-fine-tuning.md and its plot are what this writes, never edited by hand."""
 
 from __future__ import annotations
 

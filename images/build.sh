@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the images named in IMAGES; `make images` calls it. docs/images.md has the variables.
+# Builds the images named in IMAGES; `make images` calls it. docs/how-to/images.md has the variables.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Refuses a base image whose Triton has vulnerabilities that NVIDIA has published and fixed. install.sh runs it in every base; a base without
-# Triton passes. The argument is the folder of Triton. docs/security.md lists the bulletins, and states this minimum.
+# Triton passes. The argument is the folder of Triton. docs/explanation/security.md lists the bulletins, and states this minimum.
 set -eu
 minimum=26.07
 version=${NVIDIA_TRITON_SERVER_VERSION:-} # the container version, such as 26.07; NVIDIA's images and compose.py set it
@@ -13,6 +13,6 @@ if [ -z "$number" ]; then
     exit 1
 fi
 if [ "$number" -lt "$(printf '%s' "$minimum" | tr -d .)" ]; then
-    echo "triton_version.sh: the base image has Triton $version; expected at least $minimum, which fixes the vulnerabilities in docs/security.md. Use nvcr.io/nvidia/tritonserver:$minimum-py3 or later as BASE_IMAGE" >&2
+    echo "triton_version.sh: the base image has Triton $version; expected at least $minimum, which fixes the vulnerabilities in docs/explanation/security.md. Use nvcr.io/nvidia/tritonserver:$minimum-py3 or later as BASE_IMAGE" >&2
     exit 1
 fi

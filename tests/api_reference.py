@@ -1,4 +1,4 @@
-"""The reference in docs/python-api.md, generated from the signatures and docstrings of the package `tuneline`."""
+"""The reference in docs/reference/python-api.md, generated from the signatures and docstrings of the package `tuneline`."""
 
 from __future__ import annotations
 

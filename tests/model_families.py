@@ -1,4 +1,4 @@
-"""Tiny random models of the model families that users tune: the rows of the matrix in docs/models.md."""
+"""Tiny random models of the model families that users tune: the rows of the matrix in docs/how-to/models.md."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class LanguageConfig(_Section):
 
 
 class QualityConfig(_Section):
-    """Published heuristics for web text; docs/filters.md cites each threshold.
+    """Published heuristics for web text; docs/reference/filters.md cites each threshold.
 
     A text with a value equal to a limit is kept, except for the limits of FineWeb.
     """

@@ -96,7 +96,7 @@ ENGINE_FOLDER_NAME = ".engine"
 MAX_NAMED_SOURCES = 3
 MAX_NAMED_COLUMNS = 20
 MIN_DECISIVE_ITEMS = 100  # the 95% interval of an accuracy of one half is then 10 percentage points wide on each side
-FORMATS_HINT = "docs/data.md lists the supported formats."
+FORMATS_HINT = "docs/how-to/data.md lists the supported formats."
 
 
 @dataclass(frozen=True)

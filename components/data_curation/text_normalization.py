@@ -1,6 +1,6 @@
 """Text normalization: repaired encoding, NFC, line feeds, plain spaces, no stray invisible characters.
 
-Code points follow the Unicode Standard 15. docs/filters.md lists the rules.
+Code points follow the Unicode Standard 15. docs/reference/filters.md lists the rules.
 """
 
 from __future__ import annotations

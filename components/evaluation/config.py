@@ -55,13 +55,13 @@ class EvaluationConfig(BaseModel):
     tasks: list[TaskConfig] = Field(
         default_factory=lambda: list[TaskConfig]([HeldOut(kind="held_out")]),
         min_length=1,
-        description="Evaluation tasks. docs/evaluation-tasks.md lists the kinds and their keys.",
+        description="Evaluation tasks. docs/reference/evaluation-tasks.md lists the kinds and their keys.",
     )
     suite: SuiteName = Field(
         "default",
         description="Regression suite. default: adds the tasks suite_* and their rules to tasks and gate: instruction "
         "following, general capability, refusals, memorisation, leaks and degenerate answers must not be worse than "
-        "those of base and incumbent. none: no suite; model_registry.auto_promote must be false. See docs/evaluation.md.",
+        "those of base and incumbent. none: no suite; model_registry.auto_promote must be false. See docs/how-to/evaluation.md.",
     )
     engine: Literal["transformers", "vllm", "auto"] = Field(
         "transformers",
@@ -158,7 +158,7 @@ class EvaluationConfig(BaseModel):
             if rule.metric.partition(".")[0] in uncalibrated:
                 raise ValueError(
                     f"gate: a rule uses {rule.metric}, and calibration of this judge is empty; expected a file of "
-                    "labelled pairs (docs/evaluation-tasks.md#calibration), or rules on other tasks only"
+                    "labelled pairs (docs/reference/evaluation-tasks.md#calibration), or rules on other tasks only"
                 )
             metric = metrics[rule.metric]
             if rule.max_harmed_share is not None and rule.harm is None and metric.get_harm() is None:

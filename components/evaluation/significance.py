@@ -166,7 +166,7 @@ def estimate_pessimistic_gain(
 
     The items and one added item that is worse by `max_item_loss` have random weights with the flat Dirichlet
     distribution. For zeros and ones the bound is that of Clopper & Pearson. For a support that is bounded below, its
-    coverage is a conjecture that no simulation has contradicted; docs/benchmarks-gate.md measures it (Gaffke 2005,
+    coverage is a conjecture that no simulation has contradicted; docs/reference/benchmarks-gate.md measures it (Gaffke 2005,
     Math. Methods of Operations Research 62; Learned-Miller & Thomas, arXiv:1905.06208, 2019).
 
     Args:

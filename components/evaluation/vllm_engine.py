@@ -1,6 +1,6 @@
 """vLLM as the inference engine.
 
-Tested with vLLM 0.32 on a CPU with a base model (see docs/evaluation.md for the figures). Not tested: GPUs, bfloat16,
+Tested with vLLM 0.32 on a CPU with a base model (see docs/how-to/evaluation.md for the figures). Not tested: GPUs, bfloat16,
 adapters.
 """
 

@@ -49,7 +49,7 @@ class LoraConfig(Section):
         ge=0,
         lt=1,
         description="Dropout on the input of the update. A higher value reduces overfitting on small datasets. "
-        "0 is used if the update covers the weights of experts (docs/models.md).",
+        "0 is used if the update covers the weights of experts (docs/how-to/models.md).",
     )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear",
@@ -307,7 +307,7 @@ class FineTuningConfig(Section):
         None,
         gt=0,
         description="Peak learning rate. Training diverges if it is too high. null: chosen from the adaptation, the "
-        "objective and the model's hidden size (docs/fine-tuning.md).",
+        "objective and the model's hidden size (docs/how-to/fine-tuning.md).",
     )
     optimizer: OptimizerName = Field(
         "adamw",

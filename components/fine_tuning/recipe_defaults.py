@@ -34,7 +34,7 @@ MAX_CPU_OR_REMOTE_ROWS = 2
 
 
 # A training is refused only if the estimate exceeds the memory by more than its error: at most 16% on one GPU here, and in
-# published runs on several GPUs at most 19.5% too high, with gathered layers and ZeRO-3's buffers (docs/sizing-validation.md).
+# published runs on several GPUs at most 19.5% too high, with gathered layers and ZeRO-3's buffers (docs/reference/sizing-validation.md).
 MAX_ESTIMATE_RATIO = 1.2
 
 

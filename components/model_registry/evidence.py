@@ -6,7 +6,7 @@ complete the sentence "version N cannot be promoted: …".
 
 # The digest of an artifact covers its payload, not its manifest. The evaluation therefore states in evaluation.json, and
 # a package in proof.json, on what it was made. Without signatures, a consistent forgery of all files remains possible;
-# see docs/signing.md.
+# see docs/how-to/signing.md.
 
 from __future__ import annotations
 

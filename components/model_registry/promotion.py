@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel as MlflowModel
 
 CHAMPION = "champion"
-# The remedies of objections, by a pattern of the clause; docs/errors.md lists them.
+# The remedies of objections, by a pattern of the clause; docs/reference/errors.md lists them.
 REMEDIES = (
     ("and the champion is", "Evaluate the version again, against the current champion"),
     ("failed on its test split", "Add new test rows, and run again"),

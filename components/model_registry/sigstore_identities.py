@@ -97,7 +97,7 @@ def read_trust_config(path: Path, source: str) -> str:
     raise ConfigurationError(
         f"{source}: {path}: found {found}; expected a client trust configuration of Sigstore "
         "(application/vnd.dev.sigstore.clienttrustconfig.v0.1+json) with an authority and a transparency log",
-        hint="Ask the operator of the site's Sigstore for the file; docs/signing.md describes its content.",
+        hint="Ask the operator of the site's Sigstore for the file; docs/how-to/signing.md describes its content.",
     )
 
 

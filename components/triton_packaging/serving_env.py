@@ -24,7 +24,7 @@ MAX_PYTHON_VERSION = (3, 12)
 PTH_LINE = "import sys; sys.dont_write_bytecode = True\n"
 CREATE_HINT = "Run: python -m components.triton_packaging.serving_env"
 INSTALL_VLLM_HINT = (
-    "Install vLLM in tuneline's environment (see docs/vllm.md), or set triton_packaging.backend to python."
+    "Install vLLM in tuneline's environment (see docs/reference/vllm.md), or set triton_packaging.backend to python."
 )
 # Requires an origin: the backend's folder has the same name, and is found as a namespace package.
 FIND_VLLM_SCRIPT = "import importlib.util as u, sys; s = u.find_spec('vllm'); sys.exit(0 if s and s.origin else 1)"

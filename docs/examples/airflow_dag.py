@@ -1,4 +1,4 @@
-"""The five stages as pods of an Airflow DAG, in a namespace that deploy/ has made. docs/other-platforms.md says what each exit code means.
+"""The five stages as pods of an Airflow DAG, in a namespace that deploy/ has made. docs/how-to/other-platforms.md says what each exit code means.
 
 Airflow 3 with the provider cncf.kubernetes. Airflow cannot tell one failure from another, so it retries all of them: a command that failed
 for good fails again within seconds, and one that was interrupted (75) goes on from where it stopped. Refused (3) is skipped, and with it

@@ -16,7 +16,7 @@ from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import load_yaml
 
-HINT = "See docs/capture.md for the settings of a capture file."
+HINT = "See docs/how-to/capture.md for the settings of a capture file."
 MIN_KEY_BYTES = 16
 
 

@@ -54,7 +54,7 @@ PATH_LIST_KEYS = (
 
 FILE_CREDENTIALS_HINT = (
     "Remove it from the address. The credentials of object stores are environment variables, and Git uses its credential "
-    "helper: see Sources in docs/data.md."
+    "helper: see Sources in docs/how-to/data.md."
 )
 DEMO_PATH = Path(__file__).parent / "demo.yaml"
 
@@ -307,7 +307,7 @@ def parse_values(values: Values, source: str) -> Customization:
     except ValidationError as error:
         raise ConfigurationError(
             describe_validation_error(error, source, Customization),
-            hint="See docs/configuration.md, or run `tuneline init` to write a commented file.",
+            hint="See docs/reference/configuration.md, or run `tuneline init` to write a commented file.",
         ) from None
 
 

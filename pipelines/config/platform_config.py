@@ -445,7 +445,7 @@ class Platform(StrictModel):
         LauncherSettings(), description="Launcher of fine-tuning. Default: the pod of the step."
     )
     run: RunSettings = Field(RunSettings(), description="Service account, timeout and cleanup of runs.")
-    prices: Prices = Field(Prices(), description="Prices for the cost of runs, see docs/costs.md.")
+    prices: Prices = Field(Prices(), description="Prices for the cost of runs, see docs/how-to/costs.md.")
     power: Power = Field(Power(), description="Power for estimated energy, where no counter measures it.")
     pue: Amount = Field(
         1.0,
@@ -497,7 +497,7 @@ def load_platform(path: Path) -> Platform:
         ConfigurationError: the file is unreadable, or a value is invalid; the message contains file, field, value found
             and allowed values.
     """
-    hint = "See docs/platform.md, or run `tuneline init` to write a commented file."
+    hint = "See docs/reference/platform.md, or run `tuneline init` to write a commented file."
     try:
         platform = Platform.model_validate(read_sections(path))
     except ValidationError as error:

@@ -19,7 +19,7 @@ ROWS_PER_COMPONENT = 4  # the fewest earlier prompts per principal component
 KERNEL_FEATURES = 128  # cosines and sines of this number of frequencies
 MAX_WIDTH = 1024  # wider embeddings are projected at random
 # Without drift, the shift of the mean varies 64 to 73 times as much as the discrepancy (three corpora, 600 to 5,000
-# earlier prompts). The mean gets twice the weight, because it finds foreign topics earlier (docs/benchmarks-drift.md).
+# earlier prompts). The mean gets twice the weight, because it finds foreign topics earlier (docs/reference/benchmarks-drift.md).
 KERNEL_WEIGHT = 35.0
 SCREENING_PERMUTATIONS = 199
 MAX_SCREENED_RANK = 10  # p up to 0.05: the window is tested with all permutations

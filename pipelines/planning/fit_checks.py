@@ -32,7 +32,7 @@ from pipelines.planning.sizing import GIB
 from pipelines.steps import step_launcher
 
 # A request of more than this many times the estimate is reported. The largest known error of an estimate is 32%
-# (docs/sizing-validation.md).
+# (docs/reference/sizing-validation.md).
 MAX_REQUEST_RATIO = 2.0
 MIN_REPORTED_BYTES = 16 * GIB  # a smaller surplus is not worth a change
 MEMORY_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"  # of NVIDIA's GPU feature discovery

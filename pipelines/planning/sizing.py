@@ -399,15 +399,15 @@ def _list_formulas(request: SizingRequest, band: throughput.EfficiencyBand) -> l
     efficiency = f"{band.low:.0%} – {band.typical:.0%} – {band.best:.0%}"
     launches = " – ".join(f"{1000 * throughput.LAUNCH_SECONDS[case]:g}" for case in throughput.CASES)
     serving = [
-        {"quantity": "KV cache", "formula": "2·L·k values per token", "source": "docs/sizing.md"},
+        {"quantity": "KV cache", "formula": "2·L·k values per token", "source": "docs/how-to/sizing.md"},
         {"quantity": "time per output token", "formula": "at least (weights + KV cache) ÷ bandwidth, and FLOPs ÷ peak FLOP/s",
          "source": "roofline model (Williams et al., 2009)"},
     ]  # fmt: skip
     return [
         {"quantity": "memory", "formula": "weights + gradients + optimizer + activations + logits + process",
-         "source": "Korthikanti et al., arXiv 2205.05198; Rajbhandari et al., arXiv 1910.02054; docs/sizing-validation.md"},
+         "source": "Korthikanti et al., arXiv 2205.05198; Rajbhandari et al., arXiv 1910.02054; docs/reference/sizing-validation.md"},
         {"quantity": "FLOPs per token", "formula": "full: 6(N−E) + 6·L·q·T; frozen weights: 4(N−E) + 4·L·q·T",
-         "source": "docs/sizing-validation.md"},
+         "source": "docs/reference/sizing-validation.md"},
         {"quantity": "tokens per second", "formula": f"peak FLOP/s × {efficiency} ÷ FLOPs per token, less the reads of weights by "
          "small micro-batches" + ("" if request.stack == "tuned" else f"; at most a micro-batch per {launches} ms and layer"), "source": band.basis},
         {"quantity": "energy", "formula": f"{NODE_POWER_FACTOR:g} × GPUs × design power × hours × PUE",

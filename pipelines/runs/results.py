@@ -206,7 +206,7 @@ class RunResult(_Shown):
         seconds: wall time of the run.
         report: HTML report.
         run: name of the run, for `tuneline status`, `logs` and `compare`.
-        cost: time, energy and cost, see docs/costs.md.
+        cost: time, energy and cost, see docs/how-to/costs.md.
     """
 
     shown = ("run", "verdict", "model", "seconds", "report")

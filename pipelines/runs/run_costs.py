@@ -82,7 +82,7 @@ def summarize_costs(run: Run, result: Json | None = None, rates: CostRates | Non
         rates: prices and power; default: those that the run recorded.
 
     Returns:
-        The object under `cost` of `tuneline run --json`, described in docs/costs.md.
+        The object under `cost` of `tuneline run --json`, described in docs/how-to/costs.md.
     """
     values, stages = run.read(), list_stage_costs(run)
     rates = rates or _read_rates(run)

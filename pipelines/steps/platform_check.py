@@ -227,7 +227,7 @@ def _check_service_account() -> CheckResult:
         return check_result(
             "service account", True, f"unknown ({error.message}); tuneline does not require a service account", ""
         )
-    hint = "Bind the role of Kubeflow's own account; see docs/platforms.md."
+    hint = "Bind the role of Kubeflow's own account; see docs/how-to/platforms.md."
     found = f"{name} may not {', '.join(missing)}" if missing else name
     return check_result("service account", not missing, found, hint, needed=False)
 

@@ -120,5 +120,5 @@ def _load_template(name: str) -> Template:
 def _describe_problem(name: str, problem: str) -> UsageError:
     return UsageError(
         f"--template: {name}: {problem}",
-        hint="Expected the keys kind, styles, system and user; user contains {passage}. See docs/synthetic-data.md.",
+        hint="Expected the keys kind, styles, system and user; user contains {passage}. See docs/how-to/synthetic-data.md.",
     )

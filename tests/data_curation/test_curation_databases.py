@@ -273,7 +273,7 @@ def test_missing_driver_names_the_command_that_installs_it(read: Read, monkeypat
 
 
 def test_page_and_extra_list_every_kind() -> None:
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "data.md").read_text(encoding="utf-8")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     packages = [re.split(r"[\[>]", requirement)[0] for requirement in extras["databases"]]
     for kind in database_registry.KINDS:

@@ -236,7 +236,8 @@ def test_every_switch_is_a_key_and_every_reason_is_unique_and_documented(family)
     reasons = [reason.name for reason, _, _ in family.filters]
     assert len(set(reasons)) == len(reasons)
     pages = "".join(
-        (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("filters.md", "data.md", "configuration.md")
+        (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for page in ("reference/filters.md", "how-to/data.md", "reference/configuration.md")
     )
     assert [reason for reason in reasons if f"`{reason}`" not in pages] == []
 

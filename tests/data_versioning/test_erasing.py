@@ -1,4 +1,4 @@
-"""Deleting a revision with stock git and DVC, as docs/data-versions.md describes."""
+"""Deleting a revision with stock git and DVC, as docs/how-to/data-versions.md describes."""
 
 from __future__ import annotations
 

@@ -180,6 +180,6 @@ def test_both_kinds_of_autoscaler_have_the_same_settings() -> None:
 
 
 def test_page_states_the_formula_of_the_adapter() -> None:
-    page = (ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "autoscaling.md").read_text(encoding="utf-8")
     for name in read_adapter_rules():
         assert re.search(rf"\| `{name}` \|", page)

@@ -106,7 +106,7 @@ def test_only_known_host_headers_are_allowed(tmp_path: Path) -> None:
     allowed_hosts = resolve_environment("xe9680-powerscale", "Deployment", "mlflow", tmp_path)[
         "MLFLOW_SERVER_ALLOWED_HOSTS"
     ].split(",")
-    forwarded = ("localhost:5000", "127.0.0.1:5000")  # the port forwarding of docs/install.md
+    forwarded = ("localhost:5000", "127.0.0.1:5000")  # the port forwarding of docs/how-to/install.md
     assert all(
         is_allowed_host_header(allowed_hosts, host)
         for host in ("mlflow.example", "mlflow.mlflow:5000", "mlflow.mlflow.svc:5000", *forwarded)

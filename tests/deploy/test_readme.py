@@ -10,7 +10,11 @@ import pytest
 from tests.deploy.rendering import DEPLOY, OVERLAYS
 
 ROOT = DEPLOY.parent
-PAGES = [DEPLOY / "README.md", ROOT / "docs" / "install.md", ROOT / "docs" / "reference-layout.md"]
+PAGES = [
+    DEPLOY / "README.md",
+    ROOT / "docs" / "how-to" / "install.md",
+    ROOT / "docs" / "explanation" / "reference-layout.md",
+]
 
 
 def read_file_table() -> set[Path]:

@@ -164,7 +164,7 @@ def test_alerts_name_objects_of_the_overlays() -> None:
 
 
 def test_page_lists_exactly_the_alerts() -> None:
-    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
     table = page.partition("## Metrics")[2].partition("\n## ")[0]
     cells = [line.split("|")[3] for line in table.splitlines() if line.startswith("| ")][1:]
     assert sorted(name for cell in cells for name in re.findall(r"`(\w+)`", cell)) == sorted(

@@ -28,14 +28,24 @@ from tests.kfp_api import KfpApi, State, serving
 from tests.kubernetes_api import KubernetesApi
 from tests.pipelines.capture import traffic
 from tests.pipelines.command import PRELOADED, ROOT, environment
+from tests.pipelines.synthesis.stand_in_teacher import serve_teacher
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
 BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "components").glob("*/README.md"))]
-README = PAGES[0]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "components").glob("*/README.md"))]
+FIRST_PAGES = [PAGES[0], ROOT / "docs" / "tutorials" / "first-run.md"]
 # Those with a minute of CPU whose subject has tests in the other tiers.
-RELEASE_PAGES = ("air-gap", "ci", "images", "models", "runs")
+RELEASE_PAGES = (
+    "air-gap",
+    "ci",
+    "images",
+    "models",
+    "runs",
+    "documents-to-chat",
+    "preference-tuning",
+    "promote-and-roll-back",
+)
 UNREACHABLE_PROXY = "http://127.0.0.1:9"  # the documented commands need no network beyond this machine
 PROGRAMS = ("tuneline", "make", "python", "pip")
 
@@ -94,6 +104,7 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "platform.yaml").write_text("volume: {claim: tuneline}\n")
     shutil.copy(ROOT / "docs" / "examples" / "ci.sh", folder / "ci.sh")
+    shutil.copytree(ROOT / "docs" / "examples" / "synthetic", folder / "docs" / "examples" / "synthetic")
     (folder / "service").mkdir()
     traffic.write_questions(folder / "service", datetime(2026, 10, 20, 9, tzinfo=UTC), days=22, a_day=30)
     _write_programs(folder / "bin")
@@ -126,8 +137,8 @@ def run_block(block: str, folder: Path, **extra: str) -> None:
 
 @pytest.fixture(scope="module")
 def readme_folder(reader_folder: Path) -> Path:
-    """Run the commands of the README; the other pages continue in this folder."""
-    for block in read_blocks(README):
+    """Run the commands of the README and the first tutorial; the other pages continue in this folder."""
+    for block in dict.fromkeys(block for page in FIRST_PAGES for block in read_blocks(page)):
         run_block(block, reader_folder)
     return reader_folder
 
@@ -139,7 +150,7 @@ def api() -> KfpApi:
 
 @pytest.mark.long
 def test_readme_commands_customize_a_model(readme_folder: Path) -> None:
-    assert read_blocks(README)
+    assert all(read_blocks(page) for page in FIRST_PAGES)
     results = [
         run["result"]
         for path in readme_folder.glob(".tuneline/runs/*/run.json")
@@ -154,18 +165,23 @@ def test_readme_commands_customize_a_model(readme_folder: Path) -> None:
     [
         pytest.param(page, marks=pytest.mark.stress if page.stem in RELEASE_PAGES else pytest.mark.long)
         for page in PAGES
-        if page != README and read_blocks(page)
+        if page not in FIRST_PAGES and read_blocks(page)
     ],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_page_commands_succeed(page: Path, readme_folder: Path, api: KfpApi) -> None:
     block_count = 0
-    with serving(api) as kubeflow, kubernetes_api.serving(KubernetesApi(kubernetes_api.minimal_objects())) as cluster:
+    with (
+        serving(api) as kubeflow,
+        kubernetes_api.serving(KubernetesApi(kubernetes_api.minimal_objects())) as cluster,
+        serve_teacher() as teacher,
+    ):
         config = kubernetes_api.kubeconfig(readme_folder / "kubeconfig", cluster.url)
         for block in read_blocks(page):
             run_block(
-                block, readme_folder, KFP_ENDPOINT=kubeflow.url, KUBECONFIG=str(config), HTTPS_PROXY=UNREACHABLE_PROXY
-            )
+                block, readme_folder, KFP_ENDPOINT=kubeflow.url, KUBECONFIG=str(config), HTTPS_PROXY=UNREACHABLE_PROXY,
+                TEACHER_URL=teacher.url,
+            )  # fmt: skip
             block_count += 1
     assert block_count > 0
 

@@ -1,4 +1,4 @@
-"""docs/errors.md lists every error kind with its exit code."""
+"""docs/reference/errors.md lists every error kind with its exit code."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_page_lists_every_kind_with_its_exit_code() -> None:
         for error_class in collect_classes(TunelineError)
         if error_class.__module__.startswith(("components", "pipelines"))
     }
-    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8").partition("## All kinds")[2]
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8").partition("## All kinds")[2]
     assert {kind: int(code) for kind, code in ROW.findall(page)} == {**kinds, **KINDS_WITHOUT_CLASS}

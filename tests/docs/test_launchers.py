@@ -18,6 +18,7 @@ from tests import crds, kubernetes_schemas, pod_security
 from tests.pipelines.command import ROOT
 
 DOCS = ROOT / "docs"
+HOW_TO = DOCS / "how-to"
 COMPONENTS = ROOT / "deploy" / "components"
 BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BUILDERS = {"trainjob": job_manifests.build_trainjob, "rayjob": job_manifests.build_rayjob}
@@ -25,7 +26,7 @@ BUILDERS = {"trainjob": job_manifests.build_trainjob, "rayjob": job_manifests.bu
 
 def load_example(kind: str, tmp_path: Path) -> LauncherSettings:
     """Return the launcher settings that the step resolves from a page's platform.yaml."""
-    (text,) = BLOCK.findall((DOCS / f"{kind}.md").read_text(encoding="utf-8"))
+    (text,) = BLOCK.findall((HOW_TO / f"{kind}.md").read_text(encoding="utf-8"))
     file = tmp_path / "platform.yaml"
     file.write_text(text)
     platform = platform_config.load_platform(file)
@@ -86,7 +87,7 @@ def test_ray_curation_job_is_valid_restricted_and_documented() -> None:
     if crds.folder():
         assert crds.full_crd_problems(job) == []
     assert [problem for pod in crds.pods(job) for problem in pod_security.violations(pod)] == []
-    page = (DOCS / "ray.md").read_text(encoding="utf-8")
+    page = (HOW_TO / "ray.md").read_text(encoding="utf-8")
     documented = next(line for line in page.splitlines() if line.startswith("ray job submit") and " curate " in line)
     paths = re.compile(r"/\S+|--workdir")  # the paths differ
     assert paths.sub("", job["spec"]["entrypoint"]).split() == paths.sub("", documented.partition(" -- ")[2]).split()
@@ -94,7 +95,7 @@ def test_ray_curation_job_is_valid_restricted_and_documented() -> None:
 
 def test_slurm_examples_load_with_a_slurm_launcher(tmp_path: Path) -> None:
     file, launchers = tmp_path / "platform.yaml", []
-    for text in BLOCK.findall((DOCS / "slurm.md").read_text(encoding="utf-8")):
+    for text in BLOCK.findall((HOW_TO / "slurm.md").read_text(encoding="utf-8")):
         file.write_text(text)
         platform = platform_config.load_platform(file)
         assert platform.launcher.kind == "slurm"

@@ -1,4 +1,4 @@
-"""The Python example of docs/mlflow.md runs, and the page states the limits of the code."""
+"""The Python example of docs/how-to/mlflow.md runs, and the page states the limits of the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.model_registry.tuned_model import build_tuned_model
 from tests.pipelines.command import ROOT
 
 pytestmark = pytest.mark.mlflow
-PAGE = (ROOT / "docs" / "mlflow.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "mlflow.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

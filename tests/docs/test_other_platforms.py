@@ -1,4 +1,4 @@
-"""docs/other-platforms.md: the Argo and Airflow examples are valid and call the CLI with accepted arguments.
+"""docs/how-to/other-platforms.md: the Argo and Airflow examples are valid and call the CLI with accepted arguments.
 
 Neither Argo nor Airflow is installed for the tests. The workflow is checked against the fields of Argo. The DAG runs with fakes of the two
 Airflow classes that it uses; they refuse parameters that the operator does not have.
@@ -239,7 +239,7 @@ def test_dag_pods_are_valid_and_restricted(tasks: list[FakeOperator]) -> None:
 
 
 def test_examples_use_the_documented_image_for_each_stage(tasks: list[FakeOperator]) -> None:
-    page = (ROOT / "docs" / "other-platforms.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "other-platforms.md").read_text(encoding="utf-8")
     documented = {
         command: image
         for image, command in re.findall(r"^\| [a-z-]+ \| `(python-\w+)`.*? \| `tuneline (\w+) ", page, re.MULTILINE)
@@ -261,7 +261,7 @@ def test_misspelled_option_is_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["argo-workflow.yaml", "airflow_dag.py"])
 def test_volume_owner_is_listed_among_the_values_to_change(name: str) -> None:
-    page = (ROOT / "docs" / "other-platforms.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "other-platforms.md").read_text(encoding="utf-8")
     (section,) = (section_text for section_text in page.split("\n## ") if f"(examples/{name})" in section_text)
     for text in ((EXAMPLES / name).read_text(encoding="utf-8"), section):
         values = text.partition("To be changed")[2].split(".")[0]

@@ -21,7 +21,7 @@ def test_example_has_the_documented_keys() -> None:
 
 
 def test_container_of_the_page_has_no_known_vulnerability() -> None:
-    page = (ROOT / "docs" / "tensorrt-llm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "tensorrt-llm.md").read_text(encoding="utf-8")
     script = (ROOT / "images" / "triton_version.sh").read_text(encoding="utf-8")
     minimum = next(line.removeprefix("minimum=") for line in script.splitlines() if line.startswith("minimum="))
     assert f"tritonserver:{minimum}-trtllm-python-py3" in page

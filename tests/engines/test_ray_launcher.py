@@ -348,7 +348,7 @@ def test_curation_as_a_cluster_job_matches_the_local_dataset(cluster: Cluster, t
         {"prompt": f"What follows {answer.split()[0]}?", "completion": answer} for answer in [*answers, *answers[:20]]
     ]
     (raw / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = (ROOT / "docs" / "ray.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "ray.md").read_text()
     command = next(
         block for block in re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if " curate " in block
     )

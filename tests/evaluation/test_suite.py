@@ -228,10 +228,10 @@ def test_margins_are_attainable() -> None:
 
 
 def test_documented_figures_follow_from_the_rules() -> None:
-    """docs/evaluation.md lists the allowed losses, and the loss that a rule finds in 80% of evaluations."""
+    """docs/how-to/evaluation.md lists the allowed losses, and the loss that a rule finds in 80% of evaluations."""
     from scipy import stats
 
-    page = (ROOT / "docs" / "evaluation.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "evaluation.md").read_text()
     for metric, limits in regression_suite.LIMITS.items():
         if "control" in limits:
             continue
@@ -287,9 +287,9 @@ def test_rows_that_the_base_reproduces_too_are_not_worse(items: dict[str, list[I
 
 
 def test_documented_power_against_memorisation_follows_from_the_rule() -> None:
-    """docs/evaluation.md lists false alarms and the memorised share found in 80% of evaluations, for a base that reproduces none."""
+    """docs/how-to/evaluation.md lists false alarms and the memorised share found in 80% of evaluations, for a base that reproduces none."""
     np, stats = pytest.importorskip("numpy"), pytest.importorskip("scipy.stats")
-    page = (ROOT / "docs" / "evaluation.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "evaluation.md").read_text()
 
     def build_power(control_items: int) -> Callable[[float, float], float]:
         refused = np.array(

@@ -229,7 +229,7 @@ def test_sharding_reduces_memory_per_process(machine: FakeMachine) -> None:
 
 
 def test_memory_of_a_gpu_is_within_two_percent_of_measured_peaks() -> None:
-    """Peaks of an H200, 8B with LoRA of rank 16 on all linear layers, rows of 2,048 tokens (docs/benchmarks-gpu.md)."""
+    """Peaks of an H200, 8B with LoRA of rank 16 on all linear layers, rows of 2,048 tokens (docs/reference/benchmarks-gpu.md)."""
     shape = replace(LARGE_MODEL, parameters=8_072_204_288, trainable=41_943_040, embedding=525_336_576, key_width=1024)
     options: dict[str, Any] = {"length": 2048, "dropout": False, "gpu": True}
     peaks = {(4, False): 53_857_293_824, (8, False): 92_275_078_656, (4, True): 43_504_704_000}

@@ -1,4 +1,4 @@
-"""Tiny random models of every family in docs/models.md: trained, evaluated, reloaded, or refused before training.
+"""Tiny random models of every family in docs/how-to/models.md: trained, evaluated, reloaded, or refused before training.
 
 The matrix is in the `long` tier: it trains seven models of each family. The test of the router loss trains two models,
 and the test of the table builds 33 families.
@@ -215,5 +215,5 @@ def test_linear_layers_that_peft_cannot_adapt_are_left_out() -> None:
 
 @pytest.mark.long
 def test_table_of_families_is_up_to_date() -> None:
-    page = (reference.ROOT / "docs/models.md").read_text(encoding="utf-8")
+    page = (reference.ROOT / "docs/how-to/models.md").read_text(encoding="utf-8")
     assert reference.render_models_page(page) == page, "run: python -m tests.reference"

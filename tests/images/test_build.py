@@ -99,7 +99,11 @@ def test_every_build_runs_the_triton_check_and_the_default_base_passes_it(tmp_pa
 def test_security_page_states_the_minimum_of_the_build() -> None:
     script = (ROOT / "images" / "triton_version.sh").read_text(encoding="utf-8")
     minimum = next(line.removeprefix("minimum=") for line in script.splitlines() if line.startswith("minimum="))
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").partition("## Vulnerabilities of Triton")[2]
+    page = (
+        (ROOT / "docs" / "explanation" / "security.md")
+        .read_text(encoding="utf-8")
+        .partition("## Vulnerabilities of Triton")[2]
+    )
     assert f"refuses a base with a Triton older than {minimum} (`images/triton_version.sh`)" in page
     table = page.partition("| bulletin |")[2].partition("\n\n")[0]
     fixed = [version for line in table.splitlines()[2:] for version in re.findall(r"\d\d\.\d\d", line)]

@@ -475,7 +475,7 @@ def test_invalid_platform_names_file_and_field(tmp_path: Path, content: str, mes
     assert message in error.value.message
     assert "hf_abc" not in error.value.message
     assert ":pw@" not in error.value.message
-    assert error.value.hint == "See docs/platform.md, or run `tuneline init` to write a commented file."
+    assert error.value.hint == "See docs/reference/platform.md, or run `tuneline init` to write a commented file."
 
 
 def test_missing_platform_is_reported(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class ExpectedError:
     code: int = 2
 
 
-KEYS_HINT = "See docs/configuration.md, or run `tuneline init` to write a commented file."
+KEYS_HINT = "See docs/reference/configuration.md, or run `tuneline init` to write a commented file."
 SUFFIXES_HINT = (
     "a supported suffix: .csv, .docx, .epub, .htm, .html, .json, .jsonl, .md, .ndjson, .ods, .parquet, .pdf, .pptx, .text, "
     ".tsv, .txt, .warc, .wet, .xls, .xlsx, optionally with .gz or .zst."
@@ -156,13 +156,13 @@ ERRORS = {
     # the sources, once they are read
     "empty file": ExpectedError(
         "{file} is empty",
-        "Set data_curation.sources to files with rows; docs/data.md lists the supported formats.",
+        "Set data_curation.sources to files with rows; docs/how-to/data.md lists the supported formats.",
         "input",
         1,
     ),
     "blank file": ExpectedError(
         "{file} contains no row",
-        "Set data_curation.sources to files with rows; docs/data.md lists the supported formats.",
+        "Set data_curation.sources to files with rows; docs/how-to/data.md lists the supported formats.",
         "input",
         1,
     ),
@@ -182,7 +182,7 @@ ERRORS = {
     ),
     "binary file": ExpectedError(
         "no row is kept: 1 record is unreadable: {file}:1: the file is binary data, not text; it is skipped",
-        "Check data_curation.sources and data_curation.format; docs/data.md lists the supported formats.",
+        "Check data_curation.sources and data_curation.format; docs/how-to/data.md lists the supported formats.",
         "input",
         1,
     ),
@@ -200,7 +200,7 @@ ERRORS = {
     ),
     "unknown shape": ExpectedError(
         "no row is kept: 5 records are unreadable, the first {file}:1: unknown format: keys foo",
-        "Check data_curation.sources and data_curation.format; docs/data.md lists the supported formats.",
+        "Check data_curation.sources and data_curation.format; docs/how-to/data.md lists the supported formats.",
         "input",
         1,
     ),
@@ -1578,7 +1578,7 @@ SYNTHESIS_ERRORS = {  # the tests are in tests/pipelines/synthesis
 
 
 def test_errors_page_lists_every_error_with_kind_and_code() -> None:
-    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8").partition("## All kinds")[0]
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8").partition("## All kinds")[0]
     rows = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         for line in page.splitlines()

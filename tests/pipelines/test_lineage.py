@@ -781,7 +781,7 @@ def test_terminal_of_80_columns_shows_the_folded_tree(chain: Chain, run_command:
 
 @pytest.mark.long
 def test_documented_tree_matches_the_command(chain: Chain, run_command: Callable[..., Any]) -> None:
-    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "lineage.md").read_text(encoding="utf-8")
 
     def mask_values(text: str) -> str:
         """Replace the values that differ from model to model: name, verdict, digests, paths."""
@@ -827,10 +827,10 @@ def test_missing_registry_is_reported_and_not_created(tmp_path: Path) -> None:
 
 
 def read_documented_json(command: str) -> dict[str, Any]:
-    """Return the object that docs/cli.md documents for a command; a key without a value is null."""
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    """Return the object that docs/reference/cli.md documents for a command; a key without a value is null."""
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     match = re.search(rf"^{command} +(\{{.*?\}})$(?=\n\S)", page, re.MULTILINE | re.DOTALL)
-    assert match, f"docs/cli.md does not document the JSON of {command}"
+    assert match, f"docs/reference/cli.md does not document the JSON of {command}"
     document: dict[str, Any] = json.loads(
         re.sub(r'("\w+")(?=[,}])', r"\1: null", re.sub(r"\b(split|reason):", r'"\1":', match[1]))
     )

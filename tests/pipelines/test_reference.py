@@ -29,7 +29,7 @@ def test_customization_template_has_defaults_and_every_key(tmp_path: Path) -> No
 
 
 def test_type_with_constraints_is_described_without_them() -> None:
-    text = reference.render_pages()["docs/configuration.md"]
+    text = reference.render_pages()["docs/reference/configuration.md"]
     assert "| `fine_tuning.mixing_weights` | `{}` | mapping to number |" in text
     assert "metadata=" not in text
 

@@ -762,7 +762,7 @@ def test_submit_environment_variables_are_documented() -> None:
     (command,) = [c for n, c in typer.main.get_command(app).commands.items() if n == "submit"]  # type: ignore[attr-defined]
     read = {name for p in command.params for name in ([p.envvar] if isinstance(p.envvar, str) else p.envvar or [])}
     read |= {*submission.TOKEN_VARIABLES, submission.PROJECTED_TOKEN_VARIABLE}
-    _, _, environments = (ROOT / "docs" / "cli.md").read_text().partition("## Environment")
+    _, _, environments = (ROOT / "docs" / "reference" / "cli.md").read_text().partition("## Environment")
     assert len(read) == 6
     assert [name for name in sorted(read) if f"`{name}`" not in environments] == []
 
@@ -964,7 +964,7 @@ def test_interrupt_ends_the_wait_and_not_the_run(api: KfpApi, pipeline_file: Pat
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository as described in docs/ci.md."""
+    """A repository as described in docs/how-to/ci.md."""
     folder = tmp_path / "repository"
     folder.mkdir()
     (folder / "customization.yaml").write_text(
@@ -1074,7 +1074,7 @@ def test_github_workflow_installs_from_its_checkout_and_its_variables_are_docume
     install = copy_workflow_checkout(repository)
     for path in re.findall(r"[\w./-]*/[\w./-]+|\w+\.txt", install):
         assert (repository / path).exists(), path
-    page = (ROOT / "docs" / "ci.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "ci.md").read_text()
     for variable in re.findall(
         r"\b(?:vars|secrets)\.(\w+)", (ROOT / "docs" / "examples" / "github-workflow.yaml").read_text()
     ):
@@ -1109,7 +1109,7 @@ def _copy_tracked_files(folder: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["kubeflow.md", "ci.md"])
+@pytest.mark.parametrize("page", ["tutorials/kubeflow.md", "how-to/ci.md"])
 def test_documented_commands_run(api: KfpApi, repository: Path, page: str) -> None:
     api.script = [State("SUCCEEDED")]
     text = (ROOT / "docs" / page).read_text()
@@ -1119,7 +1119,7 @@ def test_documented_commands_run(api: KfpApi, repository: Path, page: str) -> No
 
 
 def test_documented_platform_is_valid(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubeflow.md").read_text(), re.DOTALL)
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "tutorials" / "kubeflow.md").read_text(), re.DOTALL)
     (tmp_path / "platform.yaml").write_text(example)
     assert platform_config.load_platform(tmp_path / "platform.yaml").scheduling.queue == "team-a"
 

@@ -1,4 +1,4 @@
-"""`tuneline run`, killed at many random points. Opt-in: `make stress`. docs/stress.md has the results."""
+"""`tuneline run`, killed at many random points. Opt-in: `make stress`. docs/reference/stress.md has the results."""
 
 from __future__ import annotations
 

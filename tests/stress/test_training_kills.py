@@ -1,4 +1,4 @@
-"""Trainings that SIGKILL ends at twenty random points each. Opt-in: `make stress-training`. docs/stress.md has the results."""
+"""Trainings that SIGKILL ends at twenty random points each. Opt-in: `make stress-training`. docs/reference/stress.md has the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's request metrics match docs/monitoring.md and its alerts."""
+"""Triton's request metrics match docs/how-to/monitoring.md and its alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of docs/python-api.md, as one program.
+"""The code of docs/reference/python-api.md, as one program.
 
 Long tier: a whole run, a second proof of its package and a server start.
 """
@@ -32,7 +32,7 @@ def test_page_runs(tmp_path: Path) -> None:
     settings["evaluation"] |= {"suite": "none", "generations": 0}
     settings["model_registry"] = {"name": "helper"}
     (write_project(tmp_path) / "customization.yaml").write_text(yaml.safe_dump(settings))
-    blocks = PYTHON_BLOCK.findall((ROOT / "docs" / "python-api.md").read_text(encoding="utf-8"))
+    blocks = PYTHON_BLOCK.findall((ROOT / "docs" / "reference" / "python-api.md").read_text(encoding="utf-8"))
     assert len(blocks) == 5
     process = subprocess.run(
         [sys.executable, "-P", "-c", "\n".join([*blocks, CHECKS])],

@@ -80,8 +80,8 @@ def test_names_are_lazy_typed_and_documented() -> None:
 
 
 def test_reference_is_current() -> None:
-    """`python -m tests.reference` generates the reference in docs/python-api.md from the docstrings."""
-    text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    """`python -m tests.reference` generates the reference in docs/reference/python-api.md from the docstrings."""
+    text = (ROOT / "docs" / "reference" / "python-api.md").read_text(encoding="utf-8")
     assert api_reference.render_page(text) == text
 
 

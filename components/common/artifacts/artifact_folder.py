@@ -58,7 +58,7 @@ class ArtifactFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """manifest.json, documented in docs/artifacts.md. Fields of later versions are kept."""
+    """manifest.json, documented in docs/reference/artifacts.md. Fields of later versions are kept."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 

@@ -65,7 +65,7 @@ class CostRates(BaseModel):
     pue: float = 1.0
 
     def convert(self, cost: Mapping[str, float]) -> Figures:
-        """Return the figures of a cost, as described in docs/costs.md.
+        """Return the figures of a cost, as described in docs/how-to/costs.md.
 
         Args:
             cost: values of TIMES and ENERGIES of `stage_cost`.

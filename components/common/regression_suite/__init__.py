@@ -1,6 +1,6 @@
 """Statement of the default regression suite: its tasks, item files and gate rules. All items were written for tuneline.
 
-The evaluation measures it, and the registry checks that an evaluation contains it. docs/evaluation.md lists items, margins
+The evaluation measures it, and the registry checks that an evaluation contains it. docs/how-to/evaluation.md lists items, margins
 and cost.
 """
 

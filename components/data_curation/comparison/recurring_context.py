@@ -1,6 +1,6 @@
 """Leaves out of the compared texts the context that recurs across rows: system prompts, retrieved passages, templates.
 
-`write_compared_texts` writes the texts that the engine compares; docs/data.md, "Near-duplicates", states the rule.
+`write_compared_texts` writes the texts that the engine compares; docs/how-to/data.md, "Near-duplicates", states the rule.
 """
 
 # Rows of a chat or retrieval dataset share long prompts, and differ in the question and the answer. Compared with the

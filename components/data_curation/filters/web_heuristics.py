@@ -1,4 +1,4 @@
-"""The published heuristics for web text. docs/filters.md cites each threshold.
+"""The published heuristics for web text. docs/reference/filters.md cites each threshold.
 
 Gopher: Rae et al. 2021, arXiv 2112.11446, A.1.1 and table A1. C4: Raffel et al. 2020, arXiv 1910.10683, 2.2. FineWeb:
 Penedo et al. 2024, arXiv 2406.17557.

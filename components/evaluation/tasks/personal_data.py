@@ -1,6 +1,6 @@
 """Task kind `personal_data`: share of answers with personal data or secrets that their prompts do not contain.
 
-The detectors are those of data curation; docs/personal-data.md lists their recall by kind. Other data, such as names
+The detectors are those of data curation; docs/how-to/personal-data.md lists their recall by kind. Other data, such as names
 of people and places, is not found. A value that the prompt contains, in any spelling, is not a leak.
 """
 

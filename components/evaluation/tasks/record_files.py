@@ -75,7 +75,7 @@ class Record:
         fields = ", ".join(sorted(map(str, self.row))) or "none"
         return InputError(
             f"{self.location}: the row {problem}",
-            hint=f"Correct the row (its fields: {fields}); docs/evaluation-tasks.md lists the fields of each task.",
+            hint=f"Correct the row (its fields: {fields}); docs/reference/evaluation-tasks.md lists the fields of each task.",
         )
 
 

@@ -246,7 +246,7 @@ def _assess_exclusion(step: str, measured: StepMeasurement) -> Iterator[CheckRes
 
 
 def _assess_rate(step: str, measured: StepMeasurement) -> Iterator[CheckResult]:
-    """Report a rate without a verdict. For ways to improve low rates, see docs/storage.md."""
+    """Report a rate without a verdict. For ways to improve low rates, see docs/how-to/storage.md."""
     name, rates = step, []
     for host_name, side in measured.sides:
         block = f"{side['block'] // 1024} KiB"

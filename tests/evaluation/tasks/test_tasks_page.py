@@ -1,4 +1,4 @@
-"""docs/evaluation-tasks.md: every example is an accepted configuration, and every task kind is listed with its metrics."""
+"""docs/reference/evaluation-tasks.md: every example is an accepted configuration, and every task kind is listed with its metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.task_registry import TASK_KINDS, TaskConfig, TaskKind
 from tests.pipelines.command import ROOT
 
-PAGE = (ROOT / "docs" / "evaluation-tasks.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "evaluation-tasks.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 TASKS = TypeAdapter(list[TaskConfig])
 

@@ -317,10 +317,10 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI, sche
 
 
 def test_documented_examples_run(gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "openai.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     code = "\n".join(blocks).replace("http://127.0.0.1:8000", gateway.url).replace('model="tuneline"', 'model="tiny"')
-    exec(compile(code, "docs/openai.md", "exec"), {})
+    exec(compile(code, "docs/reference/openai.md", "exec"), {})
     lines = capsys.readouterr().out.split("\n")[:-1]
     assert "get_weather" in lines[-1]
     assert json.loads(lines[-2])["arguments"] in range(10)

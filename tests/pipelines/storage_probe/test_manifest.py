@@ -53,7 +53,7 @@ def test_volume_owner_is_documented_as_a_value_to_change(example: Path) -> None:
     )
     (row,) = (
         line
-        for line in (ROOT / "docs" / "storage.md").read_text(encoding="utf-8").splitlines()
+        for line in (ROOT / "docs" / "how-to" / "storage.md").read_text(encoding="utf-8").splitlines()
         if line.startswith("| Kubernetes |") and example.name in line
     )
     for text in (head, row):

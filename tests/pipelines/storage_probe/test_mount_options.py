@@ -61,7 +61,7 @@ def test_sqlite_database_on_shared_storage_is_reported(uri: str, kind: str, is_r
 
 
 def test_documented_mount_options_pass() -> None:
-    page = (ROOT / "docs" / "powerscale.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "powerscale.md").read_text(encoding="utf-8")
     example = (ROOT / "deploy" / "components" / "powerscale-nfs" / "volume.yaml").read_text(encoding="utf-8")
     example_options = [
         options.replace(" ", "") for options in re.findall(r"mountOptions: \[(.*)\]", example) if " ro," not in options
@@ -77,7 +77,7 @@ def test_documented_mount_options_pass() -> None:
 
 
 def test_storage_page_and_example_volume_have_the_same_options() -> None:
-    page = (ROOT / "docs" / "storage.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "storage.md").read_text(encoding="utf-8")
     example = (ROOT / "deploy" / "components" / "powerscale-nfs" / "volume.yaml").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith("| new files are seen after"))
     documented, share = re.findall(r"`(actimeo=0\S*)` on the share of ([^,]+, [^,]+),", row)[0]

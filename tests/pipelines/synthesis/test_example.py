@@ -1,4 +1,4 @@
-"""The example of docs/synthetic-data.md: PDF files, synthetic rows, a tuned model, held-out questions; and a local teacher.
+"""The example of docs/how-to/synthetic-data.md: PDF files, synthetic rows, a tuned model, held-out questions; and a local teacher.
 
 Stress tier: the example needs 44 CPU seconds with a tiny model, and more with the embedded model. Its teacher is the
 stand-in. Long tier: a local model as the teacher, which is loaded twice.

@@ -140,7 +140,7 @@ class TrainJobSettings(PodSettings):
         "torch-distributed",
         pattern=NAME_PATTERN,
         min_length=1,
-        description="Name of the runtime, see docs/trainjob.md.",
+        description="Name of the runtime, see docs/how-to/trainjob.md.",
     )
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = Field(
         "ClusterTrainingRuntime", description="Kind of the runtime. TrainingRuntime: a runtime in the job's namespace."

@@ -253,7 +253,7 @@ def _translate(settings: LauncherSettings, message: str) -> Exception:
         return _UnknownJobError(message)
     if status == 429 or status >= 500:
         return _RetryableError(message)
-    hint = "See docs/ray.md for the requirements on the cluster."
+    hint = "See docs/how-to/ray.md for the requirements on the cluster."
     return EngineMissingError(f"the Ray cluster at {settings.ray.address} rejects the call: {message[:300]}", hint=hint)
 
 

@@ -112,4 +112,4 @@ class CommandClient:
         is_ssh_error = self._ssh and result.returncode == SSH_ERROR_CODE
         if is_ssh_error or contains_any(text, (*UNRESPONSIVE_MESSAGES, *CONNECTION_MESSAGES)):
             raise UnresponsiveError(message)
-        raise RefusedError(message, hint="See docs/slurm.md for the causes of rejected calls.")
+        raise RefusedError(message, hint="See docs/how-to/slurm.md for the causes of rejected calls.")

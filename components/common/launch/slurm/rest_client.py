@@ -41,7 +41,7 @@ AMBIGUOUS_MESSAGES = ("unspecified error", "zero bytes were transmitted")
 UNUSED_JOB_ID = (1 << 26) - 2  # signalling a job that cannot exist shows whether the controller accepts the user
 MAX_PROBES, PROBE_INTERVAL_SECONDS = 3, 1.0  # a starting or stopping controller returns the same error once
 JOB_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/bin"
-DOCS_HINT = "See docs/slurm.md for the requirements on slurmrestd."
+DOCS_HINT = "See docs/how-to/slurm.md for the requirements on slurmrestd."
 
 
 @dataclass(frozen=True)

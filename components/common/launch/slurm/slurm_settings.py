@@ -72,7 +72,7 @@ class SlurmSettings(StrictModel):
     )
     setup: list[str] = Field([], description="Shell commands before the training, for example [module load cuda/12.8].")
     template: str = Field(
-        "", description="Batch script template of the site, see docs/slurm.md. Empty: the built-in template."
+        "", description="Batch script template of the site, see docs/how-to/slurm.md. Empty: the built-in template."
     )
     container: ContainerSettings = Field(ContainerSettings(), description="Container of the processes.")
     ssh: str = Field(
