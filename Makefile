@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs ui clean help
+.PHONY: images images-check run test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -132,6 +132,10 @@ ui: $(VENV)/.ready ## Start the MLflow UI of the workdir on http://127.0.0.1:500
 
 docs: $(VENV)/.ready ## Build the documentation site in build/site without a network, with a strict check of links (1 minute)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+dist: $(VENV)/.ready ## Build wheel, source distribution and the CycloneDX bill of materials of tuneline[all] in dist/
+	@$(BIN)/python -P -m hatchling build --directory dist
+	@$(BIN)/python -m images.sbom dist/tuneline.cdx.json
 
 clean: ## Remove the environment; the workdir stays
 	rm -rf $(VENV)

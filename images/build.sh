@@ -39,10 +39,12 @@ case "${PIP_INDEX_URL:-} ${PIP_EXTRA_INDEX_URL:-} ${TORCH_INDEX_URL:-}" in
         ;;
 esac
 
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 revision=$(git describe --always --abbrev=40 --dirty=+changes --exclude='*' 2>/dev/null) || revision=
-rm -f dist/tuneline-"$version"-*.whl
+rm -f dist/tuneline-*.whl
 "${PYTHON:-python3}" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+version=$(echo dist/tuneline-*.whl)
+version=${version#dist/tuneline-}
+version=${version%%-*}
 
 for image in $IMAGES; do
     name=${REGISTRY:-tuneline}/python-$image:${TAG:-latest}

@@ -262,7 +262,7 @@ def test_misspelled_option_is_rejected() -> None:
 @pytest.mark.parametrize("name", ["argo-workflow.yaml", "airflow_dag.py"])
 def test_volume_owner_is_listed_among_the_values_to_change(name: str) -> None:
     page = (ROOT / "docs" / "how-to" / "other-platforms.md").read_text(encoding="utf-8")
-    (section,) = (section_text for section_text in page.split("\n## ") if f"(examples/{name})" in section_text)
+    (section,) = (section_text for section_text in page.split("\n## ") if f"(../examples/{name})" in section_text)
     for text in ((EXAMPLES / name).read_text(encoding="utf-8"), section):
         values = text.partition("To be changed")[2].split(".")[0]
         assert {"namespace", "registry", "user and group"} <= {

@@ -28,7 +28,7 @@ def checkout(tmp_path: Path) -> Path:
     for program in ("sh", "make", "sed", "rm", "dirname", "basename", "printf", "git", "env", "grep"):
         if found := shutil.which(program):
             (tmp_path / "bin" / program).symlink_to(found)
-    install(tmp_path / "bin" / "python3", "#!/bin/sh\nmkdir -p dist && touch dist/tuneline-0-py3-none-any.whl\n")
+    install(tmp_path / "bin" / "python3", "#!/bin/sh\nmkdir -p dist && touch dist/tuneline-1.2.3-py3-none-any.whl\n")
     (tmp_path / "bin" / "mkdir").symlink_to(str(shutil.which("mkdir")))
     (tmp_path / "bin" / "touch").symlink_to(str(shutil.which("touch")))
     return root
@@ -129,7 +129,7 @@ def test_images_are_built_with_name_version_and_commit(checkout: Path) -> None:
     assert result.returncode == 0, result.stderr
     for line, image in zip(build_commands(checkout), ("curation", "evaluation", "training", "serving"), strict=True):
         assert f"--file images/{image}.Containerfile --tag registry.example/tuneline/python-{image}:0.1.0 " in line
-        assert "--build-arg VERSION=0.1.0 --build-arg REVISION=" in line
+        assert "--build-arg VERSION=1.2.3 --build-arg REVISION=" in line
 
 
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "TORCH_INDEX_URL"])

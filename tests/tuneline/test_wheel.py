@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from tests.pipelines.command import ROOT
 from tests.pipelines.project import write_project
+from tuneline import release_version
 
 PACKAGES = ("tuneline", "components", "pipelines")
 
@@ -50,6 +50,20 @@ def test_wheel_has_every_file_of_the_packages_and_no_other(tmp_path: Path) -> No
     assert {name.partition("/")[0] for name in files} == set(PACKAGES)
     suffixes = {Path(name).suffix for name in files}
     assert {".py", ".yaml", ".jsonl", ".html", ".css", ".js", ".typed"} <= suffixes
+
+
+@pytest.mark.parametrize(
+    ("description", "version"),
+    [
+        ("v1.2.0-0-g5f3a01c", "1.2.0"),
+        ("v1.2.0rc1-0-g5f3a01c", "1.2.0rc1"),
+        ("v1.2.0-14-g5f3a01c", "1.2.0.post14+g5f3a01c"),
+        ("", release_version.WITHOUT_TAGS),
+        ("vnext-0-g5f3a01c", release_version.WITHOUT_TAGS),
+    ],
+)
+def test_version_is_that_of_the_last_tag(description: str, version: str) -> None:
+    assert release_version.build_version(description) == version
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +104,8 @@ def test_installation_imports_its_own_packages(installation: Path, tmp_path: Pat
     folders = [Path(folder).parent for folder in process.stdout.split()]
     assert len(set(folders)) == 1
     assert installation in folders[0].parents
-    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    version = metadata["project"]["version"]
-    assert execute(installation, "tuneline", "--version", cwd=tmp_path).stdout == f"tuneline {version}\n"
+    version = execute(installation, "tuneline", "--version", cwd=tmp_path).stdout
+    assert version == f"tuneline {release_version.read_version()}\n"
     assert execute(installation, "tuneline", "init", "project", cwd=tmp_path).returncode == 0
     assert (tmp_path / "project" / "customization.yaml").exists()
 
