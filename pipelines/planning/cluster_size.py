@@ -572,14 +572,14 @@ def _count_host_memory(workloads: Sequence[Workload], device: Accelerator) -> fl
 def _list_formulas(workloads: Sequence[Workload]) -> list[Json]:
     """Return formula and source of the trainings' figures, and how the simulation finds those of the cluster."""
     formulas = [formula for workload in workloads for formula in workload.size["formulas"]]
-    source = "discrete-event simulation; docs/cluster-emulation.md"
+    source = "discrete-event simulation; docs/reference/cluster-emulation.md"
     return [
         *(formula for n, formula in enumerate(formulas) if formula not in formulas[:n]),
         {"quantity": "waiting time", "formula": f"{SIMULATED_JOBS:,} customizations in one queue; all GPUs of a stage at once",
          "source": source},
         {"quantity": "capacity", "formula": "customizations a week while each team always has one in progress", "source": source},
         {"quantity": "usable storage", "formula": "datasets, models and base models of all customizations of a month; "
-         "checkpoints of those that train at the same time", "source": "docs/sizing.md"},
+         "checkpoints of those that train at the same time", "source": "docs/how-to/sizing.md"},
     ]  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def test_routes_are_accepted_by_a_listener_with_their_host(overlay: str) -> None
         "models": site["serving-host"],
     }
     labels = {name: each["metadata"].get("labels", {}) for name, each in select_kind(manifests, "Namespace").items()}
-    labels.setdefault("kubeflow", {"tuneline/uses-mlflow": "true"})  # docs/install.md labels it
+    labels.setdefault("kubeflow", {"tuneline/uses-mlflow": "true"})  # docs/how-to/install.md labels it
     routes = [each for each in manifests if each["kind"] == "HTTPRoute"]
     assert len(routes) == len(listeners)
     for route in routes:

@@ -57,7 +57,7 @@ def test_z_test_after_each_pair_decides_wrongly_much_more_often() -> None:
 
 @pytest.mark.parametrize(("share", "found", "median"), [(0.55, 0.2, None), (0.6, 0.9, 220), (0.7, 0.99, 60)])
 def test_power_of_500_pairs(share: float, found: float, median: int | None) -> None:
-    """The figures of docs/retraining.md: share of the runs that decide, and the median number of pairs."""
+    """The figures of docs/how-to/retraining.md: share of the runs that decide, and the median number of pairs."""
     hits = compute_log_evidence(draw_preferences(np.random.default_rng(2), share)) >= -np.log(ALPHA)
     decided = hits.any(axis=1)
     assert decided.mean() >= found
