@@ -32,7 +32,10 @@ pytestmark = [
         reason=f"{KIT_VARIABLE} is not set to the folder of a kit that starts NFS machines, or this user is not root",
     ),
 ]
-ADVISED, DEFAULT = "work", "plain3"  # mounts of NFSv3 with the options of docs/how-to/powerscale.md, and without options
+ADVISED, DEFAULT = (
+    "work",
+    "plain3",
+)  # mounts of NFSv3 with the options of docs/how-to/powerscale.md, and without options
 REPLAY_SECONDS, MAX_STEPS = 40, 80
 
 
