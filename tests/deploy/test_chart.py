@@ -122,8 +122,8 @@ def test_every_site_value_is_substituted_and_no_example_remains() -> None:
         "databaseStorageClass": "marked-database",
         "backupStorageClass": "marked-backup",
         "dataRepository": "https://git.site.test/data.git",
-        "user": 4001,
-        "group": 4002,
+        "user": 1000650000,  # OneFS and OpenShift assign such numbers, which a template prints as 1.00065e+09
+        "group": 1000650001,
         "powerscale": "powerscale.site.test",
     }
     assert site.keys() == load_chart().values["site"].keys()
@@ -161,6 +161,16 @@ def test_team_has_its_own_names_and_namespace() -> None:
     assert by_key["ConfigMap", "team-vision", "tuneline-place"]["data"]["MLFLOW_EXPERIMENT_NAME"] == "vision"
 
 
+def test_namespace_may_contain_the_name_of_the_example() -> None:
+    values = read_values("gaudi3-roce") | {"doctorUser": "doctor@site.test"}
+    values["teams"][0] |= {"name": "vision", "namespace": "team-a-vision"}
+    manifests = render_objects(values)
+    namespaces = {each["metadata"]["namespace"] for each in manifests if "namespace" in each["metadata"]}
+    assert namespaces == {"mlflow", "team-a-vision"}
+    texts = [yaml.safe_dump(each, width=1000) for each in manifests]
+    assert [text for text in texts if re.search(r"namespaces?[:=]\W*vision|team-a(?!-vision)", text)] == []
+
+
 @pytest.mark.parametrize("values", [{}, *map(read_values, OVERLAYS)], ids=["defaults", *OVERLAYS])
 def test_chart_passes_strict_lint(values: Json) -> None:
     report = helm_python.lint(CHART, values, strict=True, kube_version="v1.30.0")
@@ -191,6 +201,15 @@ def test_schema_refuses_invalid_values(values: Json, message: str) -> None:
         load_chart().validate_schema(values)
 
 
+@pytest.mark.parametrize("exposure", ["ingress", "gatewayApi"])
+def test_second_serving_team_under_the_host_is_refused(exposure: str) -> None:
+    values = read_values("xe9680-powerscale")
+    values["teams"][1]["serving"] = values["teams"][0]["serving"]
+    render_objects(values)
+    with pytest.raises(helm_python.HelmError, match=r"2 teams have serving, but site\.servingHost is the host of one"):
+        render_objects(values | {exposure: True})
+
+
 def test_notes_list_the_secrets_of_each_namespace() -> None:
     notes = render_chart(read_values("xe9680-powerscale"))["NOTES.txt"]
     for expected in (
@@ -203,7 +222,9 @@ def test_notes_list_the_secrets_of_each_namespace() -> None:
 
 @each_overlay
 def test_test_pod_is_valid_and_confined(overlay: str) -> None:
-    pod: Any = yaml.safe_load(render_chart(read_values(overlay))["tests/mlflow.yaml"])
+    values = read_values(overlay)
+    values["site"] |= {"user": 1000650000}
+    pod: Any = yaml.safe_load(render_chart(values)["tests/mlflow.yaml"])
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert pod["metadata"]["namespace"] == team_namespace(overlay)
     pod["spec"] |= {"volumes": [], "initContainers": []}

@@ -8,11 +8,12 @@ replace: pairs of texts, old and new. merge: fields that override those of an ob
 {{- $images := .root.Values.images }}{{ $site := .root.Values.site }}
 {{- $pairs := list }}
 {{- with .team }}
+{{- /* A marker stands for the namespace while the name of the team is replaced: the namespace may contain team-a. */}}
 {{- $pairs = list
-  (list "namespace: team-a" (printf "namespace: %s" .namespace)) (list "metadata.name: team-a" (printf "metadata.name: %s" .namespace))
-  (list "namespace=\"team-a\"" (printf "namespace=\"%s\"" .namespace)) (list "resourceNames: [team-a]" (printf "resourceNames: [%s]" .namespace))
-  (list "team-a" .name) (list "value: data-repository" (printf "value: %s" $site.dataRepository))
-  (list "runAsUser: 1000, runAsGroup: 1000" (printf "runAsUser: %v, runAsGroup: %v" $site.user $site.group)) }}
+  (list "namespace: team-a" "namespace: @namespace@") (list "metadata.name: team-a" "metadata.name: @namespace@")
+  (list "namespace=\"team-a\"" "namespace=\"@namespace@\"") (list "resourceNames: [team-a]" "resourceNames: [@namespace@]")
+  (list "team-a" .name) (list "@namespace@" .namespace) (list "value: data-repository" (printf "value: %s" $site.dataRepository))
+  (list "runAsUser: 1000, runAsGroup: 1000" (printf "runAsUser: %d, runAsGroup: %d" (int64 $site.user) (int64 $site.group))) }}
 {{- end }}
 {{- $pairs = concat $pairs (list
   (list "tuneline/python-curation" $images.curation) (list "tuneline/python-serving" $images.serving)
