@@ -130,6 +130,7 @@ def test_network_policies_are_enforced_and_nodes_are_private() -> None:
     assert cluster["network_policy"] == [{"enabled": True, "provider": "CALICO", "__is_block__": True}]
     assert cluster["addons_config"][0]["network_policy_config"][0]["disabled"] is False
     assert cluster["private_cluster_config"][0]["enable_private_nodes"] is True
+    assert cluster["master_authorized_networks_config"][0]["gcp_public_cidrs_access_enabled"] is False
 
 
 def test_bucket_is_private_and_data_is_protected() -> None:

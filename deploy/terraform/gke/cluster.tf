@@ -43,6 +43,7 @@ resource "google_container_cluster" "this" {
   }
 
   master_authorized_networks_config {
+    gcp_public_cidrs_access_enabled = false # else virtual machines of other customers reach the API server
     dynamic "cidr_blocks" {
       for_each = var.administrator_networks
       content {

@@ -20,7 +20,7 @@ resource "google_compute_subnetwork" "nodes" {
   }
 }
 
-# Nodes have no public addresses. What leaves the cluster (a model hub, a git server) passes this NAT, as far as the NetworkPolicies of deploy/ allow it.
+# Nodes have no public addresses. Connections to a model hub or a git server use this NAT, if the NetworkPolicies of deploy/ allow them.
 resource "google_compute_router" "this" {
   name    = var.name
   region  = var.region
@@ -35,7 +35,7 @@ resource "google_compute_router_nat" "this" {
   source_subnetwork_ip_ranges_to_nat = "ALL_SUBNETWORKS_ALL_IP_RANGES"
 }
 
-# Cloud Storage under four fixed addresses, which a NetworkPolicy can name (`site-network` of site.yaml); its public addresses are many and change.
+# Cloud Storage under four fixed addresses, which a NetworkPolicy can name (`site-network` of site.yaml); its public addresses change.
 resource "google_dns_managed_zone" "storage" {
   name        = "${var.name}-storage"
   description = "Cloud Storage by private.googleapis.com"

@@ -33,7 +33,7 @@ variable "administrator_networks" {
   description = "Networks from which the API server is reached, by a title: CIDR."
   type        = map(string)
   validation {
-    condition     = alltrue([for cidr in values(var.administrator_networks) : can(cidrhost(cidr, 0)) && cidr != "0.0.0.0/0"])
+    condition     = alltrue([for cidr in values(var.administrator_networks) : can(cidrhost(cidr, 0)) && !endswith(cidr, "/0")])
     error_message = "Each network is a CIDR, and not the whole internet."
   }
 }
