@@ -81,6 +81,6 @@ def check_machine(workdir: Workdir) -> list[CheckResult]:
     found, hint = "writable" if is_writable else "not writable", "Choose another --workdir, or fix its permissions."
     results.append(check_result(str(workdir.root), is_writable, found, hint))
     if warning := mounts.format_database_warning(os.environ.get("MLFLOW_TRACKING_URI") or workdir.tracking_uri):
-        found, _, hint = warning.partition(". ")
+        found, _, hint = warning.rpartition(". ")
         results.append(check_result("MLflow database", False, found, f"{hint}.", needed=False))
     return results

@@ -119,7 +119,7 @@ def move_aside(folder: Path, aside: Path) -> Path:
     The path does not exist if another job has moved the folder first.
     """
     parent = aside / secrets.token_hex(4)
-    parent.mkdir(parents=True)
+    parent.mkdir(parents=True, exist_ok=True)  # see private_folder
     with suppress(FileNotFoundError):  # another job has moved the folder
         filesystem.rename(folder, parent / folder.name)
     return parent / folder.name
