@@ -1,6 +1,6 @@
 """Programs for clients of a real NFS server: `python -P -m tests.engines.nfs_programs NAME FOLDER SECONDS`.
 
-Each repeats one operation for so long and prints a JSON object with its counts.
+Each repeats one operation for SECONDS and prints a JSON object with the number of each result.
 """
 
 from __future__ import annotations
