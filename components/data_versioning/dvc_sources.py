@@ -122,7 +122,7 @@ class _SourceCopies:
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):  # another job deleted it first
                 if path.suffix == ".commit":
-                    if not (self.folder / path.read_text(encoding="utf-8")[:16]).exists():
+                    if not (self.folder / filesystem.read_text(path)[:16]).exists():
                         path.unlink()
                 elif (
                     path.is_dir() and path != copy.parent and liveness.seconds_since_heartbeat(path) > RETENTION_SECONDS
@@ -149,7 +149,7 @@ def _fetch_path(source: DvcUri, clone: Path) -> Path:
             )
         content = shutil.copyfile(target, clone / ".git" / "linked")
         link.unlink()
-        content.rename(link)
+        filesystem.rename(content, link)
     return path
 
 

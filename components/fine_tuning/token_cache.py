@@ -6,7 +6,6 @@ Splits are memory-mapped Arrow files: they can exceed the memory, and the proces
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections import Counter
@@ -189,7 +188,7 @@ def link_tokens(splits: TokenizedDataset, folder: Path) -> TokenizedDataset:
     for name in (*(f"{split}.arrow" for split in SPLITS), INDEX_FILENAME):
         if not (folder / name).exists():
             try:
-                os.link(splits.folder / name, folder / name)
+                filesystem.link(splits.folder / name, folder / name)
             except OSError:  # a file system without hard links
                 shutil.copy2(splits.folder / name, folder / name)
     return open_tokens(folder, cached=splits.cached)

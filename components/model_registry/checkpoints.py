@@ -13,6 +13,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime import filesystem
 from components.common.runtime.errors import RegistryError, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
@@ -86,7 +87,7 @@ def read(model: str) -> Checkpoint | None:
     name = _get_filename(model)
     if folder := os.environ.get(FOLDER_VARIABLE):
         path = Path(folder) / name
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+        text = filesystem.read_text(path, errors="replace") if path.exists() else None
     else:
         text = artifact_store.read_note(Workdir.from_environment().store, f"{NOTES_FOLDER}/{name}")
     if text is None:

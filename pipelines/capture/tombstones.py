@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.traffic_files import TOMBSTONES, Row
@@ -47,7 +48,7 @@ def read_tombstones(folder: Path) -> dict[str, Tombstone]:
     found = {}
     for path in (folder / TOMBSTONES).glob("*.json"):
         try:
-            tombstone = Tombstone.model_validate_json(path.read_bytes())
+            tombstone = Tombstone.model_validate_json(filesystem.read_bytes(path))
         except ValidationError:
             hint = "Restore the file, or delete it and repeat the erasure of its subject."
             raise InputError(f"the tombstone {path} is damaged", hint=hint) from None

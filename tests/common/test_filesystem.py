@@ -11,8 +11,9 @@ import pytest
 
 from components.common.artifacts import artifact_folder
 from components.common.runtime import filesystem
-from components.common.workspace import job_folders
+from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
+from pipelines.operations.garbage_collection import inventory
 from pipelines.runs import run_folder
 
 
@@ -110,3 +111,20 @@ def test_read_is_repeated_while_another_host_replaces_the_file(tmp_path: Path, m
     assert filesystem.read_text(tmp_path / "file") == "text"
     with pytest.raises(OSError, match="Stale file handle"):
         filesystem.read_text(tmp_path / "file")
+
+
+def test_collection_keeps_linked_states_while_another_host_replaces_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that is read as empty would release the states of a running sweep."""
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / artifact_store.LINKED_STATE_FILENAME).write_text('["trial"]')
+    failures, read = [errno.ESTALE], Path.read_text
+
+    def read_stale(path: Path, *arguments: str, **options: str) -> str:
+        if failures:
+            raise OSError(failures.pop(), "Stale file handle", str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_stale)
+    assert inventory._list_linked_states(tmp_path, tmp_path / "sweep") == ["state:trial"]

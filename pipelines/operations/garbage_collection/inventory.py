@@ -335,7 +335,7 @@ def _list_state_paths(folder: Path) -> Iterator[Path]:
 def _list_linked_states(folder: Path, path: Path) -> list[str]:
     """Return the names of the states that are linked to a state."""
     try:
-        links = json.loads((path / artifact_store.LINKED_STATE_FILENAME).read_text(encoding="utf-8"))
+        links = json.loads(filesystem.read_text(path / artifact_store.LINKED_STATE_FILENAME))
     except (OSError, ValueError):
         return []
     if not isinstance(links, list):
