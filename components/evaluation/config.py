@@ -163,6 +163,12 @@ class EvaluationConfig(BaseModel):
             metric = metrics[rule.metric]
             if rule.max_harmed_share is not None and rule.harm is None and metric.get_harm() is None:
                 raise ValueError(f"gate: harm of {rule.metric} is null; expected a loss per item, in the metric's unit")
+            largest = rule.max_item_loss or metric.get_max_item_loss(rule.against)
+            if rule.max_loss and largest and not metric.exponential and rule.max_loss >= largest:
+                raise ValueError(
+                    f"gate: max_loss of {rule.metric} is {rule.max_loss:g}; expected less than {largest:g}, the largest "
+                    "loss of an item: a rule that allows it accepts every candidate"
+                )
         return self
 
     def _check_reserved_names(self) -> None:

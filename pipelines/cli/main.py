@@ -6,6 +6,10 @@ import json
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
+
+import typer
+import typer.main
 
 from components.common.runtime import process_control
 from components.common.runtime.errors import (
@@ -57,7 +61,9 @@ def main() -> None:
     process_control.install_stop_handlers()
     process_control.relax_garbage_collector()
     try:
-        code = app(arguments, prog_name="tuneline", standalone_mode=False)
+        command = typer.main.get_command(app)
+        hide_flag_types(command)
+        code = command(arguments, prog_name="tuneline", standalone_mode=False)
         if code == TYPER_INTERRUPT_CODE:
             code = _report_error(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
     except TunelineError as error:
@@ -65,6 +71,15 @@ def main() -> None:
     except Exception as error:
         code = _report_error(_convert_error(error, arguments), arguments)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def hide_flag_types(command: Any) -> None:
+    """Omit the type `<bool>`, which typer 0.26 and later print beside each flag, from the help of a command tree."""
+    for option in command.get_params(typer.Context(command)):  # includes --help
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for subcommand in getattr(command, "commands", {}).values():
+        hide_flag_types(subcommand)
 
 
 def _convert_error(error: Exception, arguments: list[str]) -> TunelineError:

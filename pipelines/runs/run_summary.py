@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -31,7 +32,12 @@ def format_run(result: dict[str, Any]) -> list[str]:
         command = "tuneline" if shutil.which("tuneline") else os.path.relpath(sys.argv[0])
         lines.append(f"chat with the model: {command} chat {artifacts['repository']}")
         lines.append(f"serve the model: {command} serve {artifacts['repository']}")
-    lines.append(f"browse the runs: make ui   (or: mlflow ui --backend-store-uri {registered['tracking_uri']})")
+    if str(registered["tracking_uri"]).startswith(("http://", "https://")):
+        lines.append(f"browse the runs: {registered['tracking_uri']}")
+    else:
+        lines.append(
+            f"browse the runs: {shlex.join(['mlflow', 'ui', '--backend-store-uri', registered['tracking_uri']])}"
+        )
     lines.append(f"cost: {run_costs.format_costs(result['cost'])}")
     cached = ", ".join(stage["name"] for stage in stages if stage["cached"])
     return [*lines, f"total: {result['seconds']:.0f} s" + (f"; cached: {cached}" if cached else "")]

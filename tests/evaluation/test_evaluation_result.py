@@ -180,6 +180,22 @@ def test_invalid_rule_is_refused(rule: dict[str, object], why: str) -> None:
         Rule.model_validate(rule)
 
 
+@pytest.mark.parametrize(
+    ("rule", "largest"),
+    [
+        ({"max_loss": 100.0}, "is 100; expected less than 5, the largest loss of an item"),
+        ({"max_loss": 5.0, "slices": ["source"]}, "is 5; expected less than 5"),
+        ({"max_loss": 2.0, "max_item_loss": 2.0}, "is 2; expected less than 2"),
+        ({"metric": "suite_harmful.refused", "max_loss": 1.0}, "is 1; expected less than 1"),
+    ],
+)
+def test_limit_that_accepts_every_candidate_is_refused(rule: dict[str, object], largest: str) -> None:
+    with pytest.raises(ValueError, match=largest):
+        EvaluationConfig.model_validate({"gate": [rule]})
+    limit = float(str(rule["max_loss"])) if rule["max_loss"] != 100.0 else 5.0
+    EvaluationConfig.model_validate({"gate": [{**rule, "max_loss": limit - 0.01}]})
+
+
 def test_held_out_task_inherits_evaluation_keys() -> None:
     values = {"max_items": 20, "generations": 0, "tasks": [{"kind": "held_out", "generations": 3}]}
     task = EvaluationConfig.model_validate(values).tasks[0]

@@ -66,3 +66,10 @@ def test_completion_script_is_printed(tmp_path: Path) -> None:
     process = run_in_process(cwd=tmp_path, _TUNELINE_COMPLETE="source_bash")
     assert process.returncode == 0
     assert "complete -o default -F _tuneline_completion tuneline" in process.stdout
+
+
+def test_help_shows_no_type_beside_a_flag(tmp_path: Path) -> None:
+    for command in ([], ["status"], ["registry", "audit"]):
+        help_text = run_in_process(*command, "--help", cwd=tmp_path).stdout
+        assert "--help" in help_text
+        assert "bool" not in help_text

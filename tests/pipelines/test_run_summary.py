@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.runs.run_summary import format_evaluation_sets
+from components.common.cost.cost_rates import CostRates
+from components.common.cost.stage_cost import add_costs
+from pipelines.runs.run_summary import format_evaluation_sets, format_run
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,30 @@ from pipelines.runs.run_summary import format_evaluation_sets
 def test_evaluation_sets_are_summarized(tmp_path: Path, summary: dict[str, Any], lines: list[str]) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"summary": summary}))
     assert format_evaluation_sets(tmp_path) == lines
+
+
+@pytest.mark.parametrize(
+    ("uri", "hint"),
+    [
+        (
+            "sqlite:////work dir/mlflow.db",
+            "browse the runs: mlflow ui --backend-store-uri 'sqlite:////work dir/mlflow.db'",
+        ),
+        ("https://mlflow.example.com", "browse the runs: https://mlflow.example.com"),
+    ],
+)
+def test_hint_opens_the_store_of_this_run(tmp_path: Path, uri: str, hint: str) -> None:
+    (tmp_path / "evaluation.json").write_text('{"reasons": []}')
+    (tmp_path / "manifest.json").write_text('{"summary": {}}')
+    (tmp_path / "quarantine.jsonl").touch()
+    registered = {"model_name": "helper", "model_version": "1", "aliases": [], "tracking_uri": uri}
+    result = {
+        "stages": [],
+        "artifacts": {"evaluation": str(tmp_path), "dataset": str(tmp_path), "repository": None},
+        "mlflow": registered,
+        "verdict": "refused",
+        "report": "report.html",
+        "seconds": 1.0,
+        "cost": {**CostRates().convert(add_costs([])), "complete": True},
+    }
+    assert [line for line in format_run(result) if line.startswith("browse")] == [hint]
