@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -12,6 +13,7 @@ CONTROL_MIN_ITEMS = 29  # of either kind; 29 control items find an excess of 16%
 LIMIT_KEYS = ("min_gain", "max_loss", "max_harmed_share")
 METRIC_PATTERN = r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$"
 OTHER_LIMITS = ("max_item_loss", "slices")  # of a rule without control
+Outcome = Literal["passed", "failed", "not applicable"]
 SliceKind = Literal["source", "category", "length"]
 SLICE_KINDS: tuple[SliceKind, ...] = ("source", "category", "length")
 
@@ -110,6 +112,18 @@ class Rule(BaseModel):
         if self.control and isinstance(self.against, float):
             raise ValueError(f"control: against is {self.against}; expected base or incumbent")
         return self
+
+
+def describe_outcome(result: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of a rule of evaluation.json: a rule that holds without a comparison is not applicable.
+
+    Such a rule has no incumbent to compare with, or no slice with enough items.
+    """
+    if not result["holds"]:
+        return "failed"
+    # Rules of earlier releases lack some of the figures; a rule that compares has at least one.
+    compared = any(result.get(figure) is not None for figure in ("gain", "p", "acceptance_p", "harmed_items"))
+    return "passed" if compared else "not applicable"
 
 
 def get_min_items(metric: str, min_items: int | None) -> int | None:

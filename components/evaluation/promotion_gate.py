@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from components.common import gate_rules
 from components.common.gate_rules import CONTROL_MIN_ITEMS, Rule, compute_excess_p_value, get_min_items
 from components.evaluation import significance
 from components.evaluation.config import EvaluationConfig
@@ -55,6 +56,12 @@ class RuleResult:
     detectable: float | None = None
     harmed_items: int | None = None
     unjudged_slices: int = 0
+
+    @property
+    def outcome(self) -> gate_rules.Outcome:
+        """The outcome for people: a rule that holds without a comparison is not applicable."""
+        figures = {"gain": self.gain, "p": self.p_value, "acceptance_p": self.acceptance_p_value}
+        return gate_rules.describe_outcome({"holds": self.passed, **figures, "harmed_items": self.harmed_items})
 
 
 def compute_min_items(rule: Rule, max_item_loss: float | None, min_items: int | None, exponential: bool = False) -> int:

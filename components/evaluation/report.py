@@ -45,8 +45,9 @@ def render_page(
     if content["verdict"] == UNCHANGED:
         reasons = html_report.render_paragraph(UNCHANGED_REASON, "good")
     # Without an incumbent, several rules have the same reason.
-    for reason, passed in dict.fromkeys((result.reason, result.passed) for result in rule_results):
-        reasons += html_report.render_paragraph(reason, "good" if passed else "bad")
+    styles = {"passed": "good", "failed": "bad", "not applicable": "soft"}
+    for reason, outcome in dict.fromkeys((result.reason, result.outcome) for result in rule_results):
+        reasons += html_report.render_paragraph(reason, styles[outcome])
     for rule_result in rule_results:
         rule, gain = rule_result.rule, rule_result.gain
         if gain:
@@ -71,7 +72,7 @@ def render_page(
 
 def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
     """Return a table of the limits, the bounds, and the smallest differences that the items can show."""
-    head = ["rule", "holds", "bound", "confidence", "detectable", "harmed items", "unjudged slices"]
+    head = ["rule", "outcome", "bound", "confidence", "detectable", "harmed items", "unjudged slices"]
     rows: list[list[object]] = []
     for result in rule_results:
         rule = result.rule
@@ -81,7 +82,7 @@ def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
         rows.append(
             [
                 f"{rule.metric} against {rule.against}{slices}: {limit}",
-                "yes" if result.passed else "no",
+                result.outcome,
                 f"{result.lower_bound:+.4f}" if result.lower_bound is not None else None,
                 f"{rule.confidence:.0%}",
                 f"{result.detectable:.4f}" if result.detectable is not None else None,

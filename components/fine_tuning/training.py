@@ -6,7 +6,6 @@ import math
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -564,5 +563,4 @@ def silence_libraries() -> None:
     for name in ("HF_HUB_OFFLINE", "TRL_EXPERIMENTAL_SILENCE", "TQDM_DISABLE"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl|peft|torch)\..*")
     model_loading.silence_transformers()

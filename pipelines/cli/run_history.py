@@ -27,6 +27,7 @@ from pipelines.cli.application import (
     print_result,
     print_text,
 )
+from pipelines.cli.tables import format_curve
 
 if TYPE_CHECKING:
     from pipelines.runs.run_folder import Run
@@ -185,7 +186,7 @@ def _format_detail(detail: dict[str, Any]) -> list[str]:
 
 
 def _watch(run: Run, *, quiet: bool) -> None:
-    """Show the progress: one updated line on a terminal, otherwise a line per step and every ten seconds."""
+    """Show the progress: one updated line with the loss curve on a terminal, else a line per step and every ten seconds."""
     from pipelines.runs import run_status
 
     is_terminal = sys.stderr.isatty()
@@ -196,6 +197,8 @@ def _watch(run: Run, *, quiet: bool) -> None:
         if quiet or not (is_terminal or is_due):
             continue
         step, printed_at, line = current_step, time.monotonic(), escape_controls(_format_row(now))
+        if is_terminal and now["stage"] == "fine_tuning" and (curve := format_curve(run_status.read_losses(run))):
+            line += f"  loss {curve}"
         if is_terminal:  # a wrapped line could not be overwritten
             line = f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}"
         print(line, end="" if is_terminal else "\n", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pipelines.provenance.erasure_search import ErasureReport
 
 UNWRAPPED_COLUMNS = 10_000
+BLOCKS = "▁▂▃▄▅▆▇█"
+CURVE_COLUMNS = 24
 MAX_EXAMPLES = 5  # ids or files of one kind
 CHANGE_KINDS = ("before", "after", "added", "removed", "changed", "moved in", "moved out", "kept")
 NUMERIC_COLUMNS = ("rows", "bytes", "items", "+/−", *CHANGE_KINDS)
@@ -43,6 +46,18 @@ def build_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Tab
     for row in rows:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
     return table
+
+
+def format_curve(values: Sequence[float]) -> str:
+    """Format a series as block characters and its last value, such as "█▅▃▁ 1.204"; "" for fewer than two values."""
+    if len(values) < 2:
+        return ""
+    count = min(len(values), CURVE_COLUMNS)
+    edges = [len(values) * i // count for i in range(count + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)]
+    low, scale = min(means), (max(means) - min(means)) or 1.0
+    blocks = "".join(BLOCKS[round((mean - low) / scale * (len(BLOCKS) - 1))] for mean in means)
+    return f"{blocks} {values[-1]:.4g}"
 
 
 def format_history(name: str, entries: Sequence[Mapping[str, Any]]) -> list[str]:

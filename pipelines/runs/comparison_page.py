@@ -189,9 +189,11 @@ def _render_gate(run: Json) -> str:
     evaluation = run["evaluation"]
     if evaluation is None:
         return html_report.render_paragraph(f"{run['run']}: no evaluation", "soft")
-    failed = set(evaluation["failed"])
-    rows = [["failed" if reason in failed else "passed", reason] for reason in evaluation["reasons"]]
-    heading = html_report.render_paragraph(f"{run['run']}: {evaluation['verdict']}", "bad" if failed else "good")
+    outcomes = dict.fromkeys(evaluation["not_applicable"], "not applicable")
+    outcomes |= dict.fromkeys(evaluation["failed"], "failed")
+    rows = [[outcomes.get(reason, "passed"), reason] for reason in evaluation["reasons"]]
+    is_accepted = not evaluation["failed"]
+    heading = html_report.render_paragraph(f"{run['run']}: {evaluation['verdict']}", "good" if is_accepted else "bad")
     return heading + html_report.render_table(["rule", "finding"], rows)
 
 

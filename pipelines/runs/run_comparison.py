@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from components.common.gate_rules import describe_outcome
 from components.common.regression_suite import TASKS as SUITE_TASKS
 from components.common.runtime.errors import UsageError
 from components.common.workspace.artifact_store import Workdir
@@ -138,7 +139,10 @@ def _describe_run(run: ComparedRun) -> Json:
             "sha256": evaluation.sha256,
             "verdict": run.evaluation["verdict"],
             "reasons": list(dict.fromkeys(run.evaluation["reasons"])),
-            "failed": list(dict.fromkeys(r["reason"] for r in run.evaluation["rules"] if not r["holds"])),
+            **{
+                key: list(dict.fromkeys(r["reason"] for r in run.evaluation["rules"] if describe_outcome(r) == outcome))
+                for key, outcome in (("failed", "failed"), ("not_applicable", "not applicable"))
+            },
         }
     return described
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,16 @@ def read_events(run: Run) -> list[Json]:
         return []
     lines = run.events.read_text(encoding="utf-8", errors="replace").splitlines()
     return [event for line in lines if (event := reporters.parse_event(line))]
+
+
+def read_losses(run: Run) -> list[float]:
+    """Return the training losses that a run has logged so far, without those that are not finite."""
+    losses = [
+        event["values"].get("train_loss", math.nan)
+        for event in read_events(run)
+        if (event["stage"], event["event"]) == ("fine_tuning", "metrics")
+    ]
+    return [loss for loss in losses if math.isfinite(loss)]
 
 
 def locate_run(events: Sequence[Json], state: str) -> tuple[str | None, str]:

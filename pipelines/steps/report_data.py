@@ -31,7 +31,12 @@ Values = Mapping[str, Any]
 
 
 def collect_report_data(
-    store: Path, digests: Mapping[str, str], version: Values, registered: Values, events: Path | None = None
+    store: Path,
+    digests: Mapping[str, str],
+    version: Values,
+    registered: Values,
+    events: Path | None = None,
+    tracked: Mapping[str, str] | None = None,
 ) -> Record:
     """Return the record of a run: the content of report.json.
 
@@ -41,6 +46,7 @@ def collect_report_data(
         version: The dataset's revision.
         registered: The registration's result for the model version.
         events: The run's event file; None on a cluster.
+        tracked: Result of `mlflow_tracking.describe_run`; None without an MLflow run.
 
     Raises:
         ArtifactDamagedError: a digest does not match.
@@ -69,9 +75,20 @@ def collect_report_data(
             "unproven_because": package_summary.get("unproven_because"),
             "answers": proof.get("answers", []),
         }
-    moved, model = registered.get("moved") or {}, found["model"]
+    moved, model, tracked = registered.get("moved") or {}, found["model"], tracked or {}
+    base = next((item.uri for item in model.manifest.inputs if item.kind == "base_model"), "")
+    # Files of a local run only: a reader of a cluster's report cannot open paths of a pod.
+    links = {kind: (artifact.path.absolute() / "report.html").as_uri() for kind, artifact in found.items() if events}
     return {
         "schema": REPORT_SCHEMA,
+        "date": tracked.get("date"),
+        "author": tracked.get("author"),
+        "base_model": {"name": Path(base).name if base.startswith("/") else base, "uri": base},
+        "links": {
+            **links,
+            "run": tracked.get("run_url") or (events.parent.absolute().as_uri() if events else ""),
+            "version": mlflow_tracking.build_version_url(registered["name"], registered["version"]),
+        },
         "run": events.parent.name if events else None,
         "verdict": registry_outcome.determine_verdict(evaluation["verdict"], registered),
         "reasons": evaluation["reasons"],
@@ -200,7 +217,8 @@ def publish_report(step: Step, digests: Mapping[str, str], version: Values, regi
     step.reporter.step("collecting the report's data")
     repository = registered["tags"].get("tuneline.repository_sha256", "")
     all_digests = {**digests, "repository": repository}
-    record = collect_report_data(step.workdir.store, all_digests, version, registered, step.run_events_path)
+    tracked = mlflow_tracking.describe_run(step.mlflow_run)
+    record = collect_report_data(step.workdir.store, all_digests, version, registered, step.run_events_path, tracked)
     html = report_page.render_report(record)
     path = Path(shown)
     path.parent.mkdir(parents=True, exist_ok=True)

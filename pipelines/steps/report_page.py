@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from components.common.cost.cost_rates import CostRates
+from components.common.gate_rules import describe_outcome
 from components.common.reporting import html_report
 from components.common.reporting.mlflow_tracking import flatten
+from pipelines.steps import report_summary
 from pipelines.steps.stage_names import REPORTED_STAGES
 
 Record = Mapping[str, Any]
-GREEN, ORANGE, RED = "#2f8f5b", "#d98b2b", "#b3261e"
+GREEN, ORANGE, RED = "#2f8f5b", "#b06a10", "#b3261e"
 ARTIFACT_TITLES = {
     "version": "registered version",
     "repository": "Triton package",
@@ -41,6 +44,8 @@ def render_report(record: Record) -> str:
     settings = [[name, str(value)] for name, value in flatten(record["recipe"]).items()]
     versions = {"tuneline": recorded["tuneline"], "git commit": recorded["git_commit"], **recorded["packages"]}
     sections = {
+        "Warnings": "".join(html_report.render_paragraph(text, "bad") for text in report_summary.list_warnings(record)),
+        "Summary": html_report.render_paragraph(" ".join(report_summary.summarize(record))),
         "Verdict": _render_verdict(record),
         "Data": _render_data(record["data"]),
         "Training": _render_training(record["training"]),
@@ -53,13 +58,36 @@ def render_report(record: Record) -> str:
         + html_report.render_table(["software", "version"], [list(item) for item in versions.items()]),
     }
     title = f"{model['name']} version {model['version']}: {record['verdict']}"
-    return html_report.render_page(title, f"run {record['run']}" if record["run"] else "a run on a cluster", sections)
+    subtitle = f"run {record['run']}" if record["run"] else "a run on a cluster"
+    return html_report.render_page(title, subtitle, sections, _render_origin(record))
+
+
+def format_date(recorded: str | None) -> str:
+    """Return a time in ISO 8601 format as text for people."""
+    return f"{datetime.fromisoformat(recorded):%Y-%m-%d %H:%M} UTC" if recorded else "not recorded"
+
+
+def _render_origin(record: Record) -> str:
+    """Render date, author, names, and links to the run, the version and the artifacts."""
+    model, links, base = record["registered"], record["links"], record["base_model"]
+    run = record["run"] or "run on a cluster"
+    facts = {
+        "Date": (format_date(record["date"]), ""),
+        "Author": (record["author"] or "not recorded", ""),
+        "Base model": (base["name"], base["uri"]),
+        "Dataset": (record["revision"]["tag"], links.get("dataset", "")),
+        "Registered model": (f"{model['name']} version {model['version']}", links.get("version", "")),
+        "Run": (run, links.get("run", "")),
+    }
+    for kind, title in (("model", "Training"), ("evaluation", "Evaluation"), ("repository", "Triton package")):
+        if links.get(kind):
+            facts[title] = ("report", links[kind])
+    return html_report.render_facts(facts)
 
 
 def _render_verdict(record: Record) -> str:
     model, evaluation = record["registered"], record["evaluation"]
-    task = "held_out" if "held_out" in evaluation["metrics"] else next(iter(evaluation["metrics"]))
-    metric, values = next(iter(evaluation["metrics"][task].items()))
+    task, metric, values = report_summary.find_main_metric(evaluation)
     label = "held-out" if task == "held_out" else task
     figures = {
         "verdict": record["verdict"],
@@ -68,9 +96,10 @@ def _render_verdict(record: Record) -> str:
         f"{label} {metric} of the candidate": values["candidate"],
         f"{label} items": values["n"],
     }
-    failed = {rule["reason"] for rule in evaluation["rules"] if not rule["holds"]}
+    outcomes = {rule["reason"]: describe_outcome(rule) for rule in evaluation["rules"]}
+    styles = {"failed": "bad", "passed": "good", "not applicable": "soft"}
     notes = [
-        html_report.render_paragraph(reason, "bad" if reason in failed else "good")
+        html_report.render_paragraph(reason, styles[outcomes.get(reason, "passed")])
         for reason in dict.fromkeys(record["reasons"])
     ]
     if record["verdict"] == "unchanged":
@@ -130,8 +159,11 @@ def _render_training(training: Record) -> str:
             "truncated rows": rows["truncated"],
         }
     )
-    text = f"Trained on {training['learned']} of {rows['train']:,} rows"
-    text += f"; {rows['without_answer']:,} more were skipped because no answer fits in the maximum length."
+    share = training["rows_seen"] / rows["train"] if rows["train"] else 0.0
+    text = f"Trained on {training['learned']} of {rows['train']:,} rows; it saw {min(share, 1):.0%} of them"
+    if rows["without_answer"]:
+        text += f"; {rows['without_answer']:,} more were skipped because no answer fits in the maximum length"
+    text += "."
     if training["resumed_from"]:
         text += f" The training was interrupted and resumed from step {training['resumed_from']:,}."
     plot = ""
@@ -157,7 +189,7 @@ def _render_comparison(evaluation: Record) -> str:
             scores = [values[role] for role in ("base", "candidate", "incumbent")]
             rows.append([f"{task}.{metric}", *scores, *(values["ci95"] or (None, None)), values["n"]])
     head = ["metric", "base", "candidate", "champion", "candidate − base, from", "to (95%)", "items"]
-    rules = [["passed" if rule["holds"] else "failed", rule["reason"]] for rule in evaluation["rules"]]
+    rules = [[describe_outcome(rule), rule["reason"]] for rule in evaluation["rules"]]
     return plot + html_report.render_table(head, rows) + html_report.render_table(["rule", "finding"], rules)
 
 

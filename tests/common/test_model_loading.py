@@ -6,6 +6,7 @@ The test marked `long` converts the embedded model and generates text.
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_folder_digest_depends_on_files_not_location(tmp_path: Path) -> None:
     (tmp_path / "two" / "pytorch_model.bin").write_bytes(b"a pickle, which is never read")
     assert model_loading.resolve_base_model(str(tmp_path / "two")).sha256 == model.sha256
     assert model_loading.resolve_base_model(str(tiny_model(tmp_path / "three", seed=1))).sha256 != model.sha256
+
+
+def test_deprecations_within_transformers_are_not_logged() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model_loading.silence_transformers()
+        for module in ("transformers.modeling_utils", "tuneline.stages"):
+            warnings.warn_explicit("old name", FutureWarning, "file.py", 1, module)
+    assert len(caught) == 1
 
 
 def test_changed_files_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from components.common.runtime import reporters
 from components.common.runtime.errors import UsageError
 from components.common.runtime.reporters import SilentReporter
 from pipelines.cli import application
-from tests.pipelines.command import run_in_process
+from tests.pipelines.command import COMMAND, environment, run_in_process
 
 
 class ScreenReporter(SilentReporter):
@@ -62,10 +65,41 @@ def test_escape_sequences_in_results_do_not_reach_the_terminal(capsys: pytest.Ca
     assert capsys.readouterr().out == '{"text": "\\u001b[2J"}\n'
 
 
-def test_completion_script_is_printed(tmp_path: Path) -> None:
-    process = run_in_process(cwd=tmp_path, _TUNELINE_COMPLETE="source_bash")
+@pytest.mark.parametrize(
+    ("shell", "registration"),
+    [
+        ("bash", "complete -o default -F _tuneline_completion tuneline"),
+        ("zsh", "#compdef tuneline"),
+        ("fish", "complete --command tuneline"),
+    ],
+)
+def test_completion_script_is_printed(tmp_path: Path, shell: str, registration: str) -> None:
+    process = run_in_process(cwd=tmp_path, _TUNELINE_COMPLETE=f"source_{shell}")
     assert process.returncode == 0
-    assert "complete -o default -F _tuneline_completion tuneline" in process.stdout
+    assert registration in process.stdout
+
+
+def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
+    """Bash runs the command that it completes, as it does when a user presses Tab."""
+    program = tmp_path / "bin" / "tuneline"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    program.chmod(0o755)
+    script = tmp_path / "completion.bash"
+    script.write_text(run_in_process(cwd=tmp_path, _TUNELINE_COMPLETE="source_bash").stdout)
+    lines = [f"source {shlex.quote(str(script))}"]
+    for words in (["tuneline", "compa"], ["tuneline", "status", "--wa"]):
+        lines += [
+            f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}",
+            "_tuneline_completion tuneline",
+            "echo ${COMPREPLY[@]}",
+        ]
+    path = f"{program.parent}:{os.environ['PATH']}"
+    process = subprocess.run(
+        ["bash", "--norc", "-c", "\n".join(lines)],
+        cwd=tmp_path, env=environment(PATH=path), capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert process.stdout.splitlines() == ["compare", "--watch"], process.stderr
 
 
 def test_help_shows_no_type_beside_a_flag(tmp_path: Path) -> None:

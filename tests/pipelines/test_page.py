@@ -1,4 +1,4 @@
-"""The comparison section of the run report."""
+"""The comparison section, the summary and the warnings of the run report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.steps import report_page
+from components.common.gate_rules import describe_outcome
+from pipelines.steps import report_page, report_summary
 
 
 def test_rule_over_slices_has_its_own_interval(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +23,69 @@ def test_rule_over_slices_has_its_own_interval(monkeypatch: pytest.MonkeyPatch) 
     slices = {**rule, "slices": ["source"], "holds": False, "gain": [-0.2, -0.3, -0.1]}
     report_page._render_comparison({"rules": [overall, slices], "metrics": {}})
     assert shown == {"loss against base": (0.5, 0.4, 0.6), "loss, worst slice against base": (-0.2, -0.3, -0.1)}
+
+
+NO_INCUMBENT = {"metric": "held_out.loss", "against": "incumbent", "holds": True, "gain": None, "reason": "None."}
+
+
+def build_record(gain: list[float], **training: Any) -> dict[str, Any]:
+    rule = {"metric": "held_out.loss", "against": "base", "holds": gain[1] > 0, "gain": gain, "reason": "A gain."}
+    suite = {"metric": "suite_harmful.refused", "against": "base", "holds": True, "gain": gain, "reason": "Safe."}
+    figures = {"epochs": 0.5, "rows_seen": 60, "validation_loss": 2.0, "validation_loss_before": 3.0}
+    values = {"candidate": 2.0, "base": 2.5, "incumbent": None, "n": 40}
+    return {
+        "training": {**figures, "rows": {"train": 120, "truncated": 0, "without_answer": 0}, **training},
+        "revision": {"tag": "dataset-v3"},
+        "evaluation": {"metrics": {"held_out": {"loss": values}}, "rules": [rule, suite, NO_INCUMBENT]},
+        "package": {"proof": {"matched": 4}},
+        "data": {"rows": {"quarantined": 0}, "evaluation_sets": {}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("gain", "comparison"),
+    [
+        ([0.5, 0.4, 0.6], "is better than that of the base (2 against 2.5, 40 items)"),
+        ([-0.5, -0.6, -0.4], "is worse than that of the base (2 against 2.5, 40 items)"),
+        ([0.1, -0.2, 0.4], "does not differ clearly from that of the base (2 against 2.5, 40 items)"),
+    ],
+)
+def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None:
+    assert report_summary.summarize(build_record(gain)) == [
+        "Trained for 0.5 epochs on 120 rows of dataset-v3, of which it saw 60 (50%).",
+        f"Its loss on held-out text {comparison}.",
+        "Not measured: the difference to an earlier version, because no incumbent exists.",
+    ]
+
+
+def test_warnings_state_what_limits_the_result() -> None:
+    healthy = build_record([0.5, 0.4, 0.6], epochs=1.0, rows_seen=120)
+    assert report_summary.list_warnings(healthy) == []
+    rows = {"train": 120, "truncated": 7, "without_answer": 2}
+    limited = build_record([-0.5, -0.6, -0.4], validation_loss=4.0, rows=rows)
+    limited["package"] = {"proof": None, "unproven_because": "glibc is older than 2.35"}
+    limited["data"] = {"rows": {"quarantined": 3}, "evaluation_sets": {"arc.jsonl": {"unsearchable": 1}}}
+    assert report_summary.list_warnings(limited) == [
+        "The gate refused the candidate. The section Verdict lists the failed rules.",
+        "The package is not proven and cannot be promoted: glibc is older than 2.35.",
+        "The training saw 50% of its rows. Raise fine_tuning.max_steps or set epochs to see all.",
+        "The validation loss rose from 3 to 4 during the training.",
+        "7 training rows were truncated to the maximum length.",
+        "2 rows were skipped: no answer fits in the maximum length.",
+        "3 records of the sources are unreadable; quarantine.jsonl lists them.",
+        "Some items of arc.jsonl cannot be found in the training data.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome"),
+    [
+        ({"holds": True, "gain": None, "p": None, "harmed_items": None}, "not applicable"),
+        ({"holds": True, "gain": None, "p": None, "harmed_items": 0}, "passed"),
+        ({"holds": True, "gain": None, "p": 0.4}, "passed"),
+        ({"holds": True, "gain": [0.5, 0.4, 0.6]}, "passed"),
+        ({"holds": False, "gain": None}, "failed"),
+    ],
+)
+def test_rule_without_a_comparison_is_not_applicable(result: dict[str, Any], outcome: str) -> None:
+    assert describe_outcome(result) == outcome

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,20 @@ def collect_values(result: dict[str, Any], project: Path, costs: Path | None = N
         for file in path.glob("*.parquet"):
             values += iterate_leaves(parquet.read_table(file).to_pylist())
         values += iterate_leaves(json.loads(((costs or path.parent / "costs") / f"{path.name}.json").read_text()))
+    model = artifact_folder.read(Path(result["artifacts"]["model"])).manifest.summary
+    values += [round(100 * min(model["rows_seen"] / model["rows"]["train"], 1)), read_origin(result)[0]]
     folder = Path(result["report"]).parent
     values += [leaf for line in _read_documents(folder / "events.jsonl") for leaf in iterate_leaves(line)]
     return [*values, *iterate_leaves(result), *iterate_leaves(answer("data", "list", "--workdir", "wd", cwd=project))]
+
+
+def read_origin(result: dict[str, Any]) -> tuple[str, str]:
+    """Return the start and the user of the run as MLflow recorded them."""
+    import mlflow
+
+    run = mlflow.MlflowClient(result["mlflow"]["tracking_uri"]).get_run(result["mlflow"]["run_id"])
+    started = datetime.fromtimestamp(run.info.start_time / 1000, UTC)
+    return f"{started:%Y-%m-%d %H:%M} UTC", run.data.tags["mlflow.user"]
 
 
 def _read_documents(file: Path) -> list[Any]:
@@ -182,6 +194,21 @@ def test_figures_are_in_their_sections(first: dict[str, Any], page: Path) -> Non
     assert texts[texts.index("aliases") - 1] == "candidate, challenger, champion"
 
 
+def test_page_states_its_origin_and_links_the_files(first: dict[str, Any], page: Path) -> None:
+    texts, html = read_texts(page), page.read_text()
+    date, author = read_origin(first)
+    stated = {
+        name: texts[texts.index(name) + 1] for name in ("Date", "Author", "Base model", "Dataset", "Registered model")
+    }
+    assert list(stated.values()) == [date, author, "tiny", "dataset-v1", "tiny-helper version 1"]
+    files = [Path(folder, "report.html") for folder in first["artifacts"].values()]
+    for file in (*files, page.parent):
+        assert file.exists()
+        assert f'<a href="{file.as_uri()}">' in html
+    assert "not applicable" in texts
+    assert texts.index("Summary") < texts.index("Verdict")
+
+
 def test_page_lineage_links_the_version_to_the_raw_file(first: dict[str, Any], page: Path) -> None:
     texts = read_texts(page)
     raw = artifact_folder.read(Path(first["artifacts"]["dataset"])).manifest.inputs[0]
@@ -195,7 +222,8 @@ def test_page_lineage_links_the_version_to_the_raw_file(first: dict[str, Any], p
 def test_page_loads_nothing_and_runs_no_script(page: Path) -> None:
     html = page.read_text()
     assert "<script" not in html
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", html), "nothing is loaded from elsewhere"
+    loading = re.sub(r"<a href=", "<a ", html)  # a link loads nothing until a reader follows it
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", loading), "nothing is loaded from elsewhere"
     assert not re.findall(r"url\((?!#)", html)
     assert "@import" not in html
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import shlex
 import signal
@@ -18,6 +20,7 @@ import pytest
 
 from components.common.runtime.errors import TunelineError
 from components.common.workspace.artifact_store import Workdir
+from pipelines.cli import run_history
 from pipelines.runs import run_folder, run_status
 from pipelines.runs.run_folder import Run
 from tests.pipelines.command import COMMAND, answer_in_process, environment, refusal, run_in_process
@@ -343,6 +346,19 @@ def test_ctrl_c_ends_watching_but_not_the_run(tmp_path: Path, command: list[str]
     assert (watcher.returncode, run.state) == (0, "running")
     assert error_output.endswith("the run continues\n")
     assert "Traceback" not in error_output
+
+
+def test_watching_on_a_terminal_shows_the_loss_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = [{"train_loss": loss} for loss in (4.0, 3.0, math.nan, 2.0)]
+    metrics = [event("fine_tuning", "metrics", values=values, step=n) for n, values in enumerate(losses)]
+    run = make_run(tmp_path, "a", [*TRAINING, *metrics])
+    monkeypatch.setenv("COLUMNS", "200")
+    for is_terminal in (True, False):
+        screen = io.StringIO()
+        monkeypatch.setattr(screen, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(sys, "stderr", screen)
+        run_history._watch(run, quiet=False)
+        assert ("  loss █▅▁ 2" in screen.getvalue()) is is_terminal
 
 
 def test_open_prints_report_and_mlflow_command(tmp_path: Path) -> None:

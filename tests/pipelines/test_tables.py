@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines.cli import tables
 from pipelines.cli.tables import format_history
 
 MOVE = {
@@ -26,3 +27,12 @@ def test_history_has_a_header_and_says_what_was_forced_or_interrupted() -> None:
     assert first == ["1", MOVE["at"], "promotion", "champion", "–", "3", "ann", "accepted"]
     assert " ".join(second[7:]) == "accepted [forced despite: an old evaluation] [open: interrupted or in progress]"
     assert format_history("support", []) == ["support has no recorded moves"]
+
+
+def test_curve_has_a_block_for_each_part_of_the_series() -> None:
+    assert tables.format_curve([2.0]) == ""
+    assert tables.format_curve([3.0, 3.0]) == "▁▁ 3"
+    long = tables.format_curve([1000.0 - i for i in range(1000)])
+    assert long.startswith("██")
+    assert long.endswith("▁▁ 1")
+    assert len(long) == tables.CURVE_COLUMNS + 2

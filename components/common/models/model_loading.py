@@ -811,7 +811,7 @@ FALSE_PEFT_WARNINGS = (
 
 
 def silence_transformers() -> None:
-    """Turn off progress bars and messages of transformers, and false warnings of PEFT.
+    """Turn off progress bars and messages of transformers, false warnings of PEFT, and notes for their developers.
 
     Standard output is reserved for results.
     """
@@ -819,6 +819,7 @@ def silence_transformers() -> None:
 
     for message in FALSE_PEFT_WARNINGS:
         warnings.filterwarnings("ignore", message=message, module=r"peft\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl|peft|torch)\..*")
 
     # Accelerate imports DeepSpeed, which prints to standard output during device detection, unless the device is set.
     if importlib.util.find_spec("deepspeed"):

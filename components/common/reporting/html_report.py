@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{40,64}(\+changes)?")
 PLOT_COLOUR = "#4472b0"
+# Each has a contrast of 3:1 with white (WCAG 2.2, 1.4.11).
+LINE_COLOURS = (PLOT_COLOUR, "#b3591a", "#2f7d4f", "#8a4fa3", "#b3261e", "#5c6575")
 STYLESHEET = """
-:root { color-scheme: light dark; --ink: #1d2330; --soft: #5c6575; --line: #d9dee7; --good: #147a4b; --bad: #b3261e; --paper: #fff; --wash: #f5f7fa }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --soft: #9aa4b5; --line: #39414f; --good: #5fd39a; --bad: #ff8a80; --paper: #14181f; --wash: #1c222c } }
+:root { color-scheme: light dark; --ink: #1d2330; --soft: #5c6575; --line: #d9dee7; --good: #147a4b; --bad: #b3261e; --link: #1a56b0; --paper: #fff; --wash: #f5f7fa; --shade: #1d233055 }
+@media screen and (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --soft: #9aa4b5; --line: #39414f; --good: #5fd39a; --bad: #ff8a80; --link: #8ab4f8; --paper: #14181f; --wash: #1c222c; --shade: #e8ebf077 } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line) }
+a { color: var(--link) } h1 { font-size: 1.6rem; margin-bottom: 0; overflow-wrap: anywhere } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line) }
 p.sub, .soft { color: var(--soft) } figcaption { color: #5c6575; padding: 0 .7rem .5rem } .good { color: var(--good) } .bad { color: var(--bad) }
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0 }
 .tile { background: var(--wash); border-radius: .5rem; padding: .6rem 1rem } .tile b { display: block; font-size: 1.3rem }
-.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
+dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 1rem 0 } dl.facts dt { color: var(--soft) } dl.facts dd { margin: 0; overflow-wrap: anywhere }
+.scroll { overflow-x: auto; background: linear-gradient(90deg, var(--paper) 40%, transparent) left / 2rem 100% local, linear-gradient(270deg, var(--paper) 40%, transparent) right / 2rem 100% local, linear-gradient(90deg, var(--shade), transparent) left / .7rem 100%, linear-gradient(270deg, var(--shade), transparent) right / .7rem 100%; background-repeat: no-repeat }
+table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font-size: .85rem }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: .8rem; margin: .6rem 0 1.8rem }
@@ -32,22 +36,26 @@ ul.tree, ul.tree ul { list-style: none; margin: 0; padding-left: 1.1rem; border-
 ul.tree b { margin-right: .4rem } ul.tree code { font-size: .85rem }
 code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 40rem; height: auto; display: block }
 figure { overflow-x: auto } p { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem } td pre { min-width: 15rem }
-td:first-child:not(.n) { overflow-wrap: anywhere; min-width: 8rem }
+td:first-child:not(.n) { overflow-wrap: anywhere; min-width: 11rem } .scroll:focus-visible, figure:focus-visible { outline: 2px solid var(--link) }
+.hint { display: none } @media screen and (max-width: 43rem) { .hint { display: block; position: sticky; left: 0; color: #5c6575; font-size: .85rem; padding: .4rem .7rem } dl.facts { grid-template-columns: 1fr; gap: 0 } dl.facts dd { margin-bottom: .5rem } }
+@media print { body { max-width: none; margin: 0; font-size: 10pt } .scroll, figure { overflow: visible; background: none } figure svg { min-width: 0 } tr, figure, .card, .tile { break-inside: avoid } h2, h3 { break-after: avoid } td code { min-width: 0; overflow-wrap: anywhere } }
 """
+SCROLL_HINT = '<span class="hint">Scroll sideways to see the whole plot →</span>'
 
 
-def render_page(title: str, subtitle: str, sections: Mapping[str, str]) -> str:
+def render_page(title: str, subtitle: str, sections: Mapping[str, str], facts: str = "") -> str:
     """Return an HTML page. Title and subtitle are plain text.
 
     Args:
         sections: HTML by heading; empty sections are omitted.
+        facts: HTML of `render_facts`, below the subtitle.
     """
     body = "".join(f"<section><h2>{escape(name)}</h2>{html}</section>" for name, html in sections.items() if html)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLESHEET}</style></head><body><h1>{escape(title)}</h1>"
-        f'<p class="sub">{escape(subtitle)}</p>{body}</body></html>\n'
+        f'<p class="sub">{escape(subtitle)}</p>{facts}{body}</body></html>\n'
     )
 
 
@@ -55,6 +63,19 @@ def render_tiles(figures: Mapping[str, object]) -> str:
     """Return the key figures as tiles."""
     tiles = (f'<div class="tile"><b>{format_value(v)}</b>{escape(k)}</div>' for k, v in figures.items())
     return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def render_facts(facts: Mapping[str, tuple[str, str]]) -> str:
+    """Return a list of facts; a value is a text and the address of its link, which may be empty."""
+    items = (f"<dt>{escape(name)}</dt><dd>{render_link(*value)}</dd>" for name, value in facts.items())
+    return f'<dl class="facts">{"".join(items)}</dl>'
+
+
+def render_link(text: str, address: str) -> str:
+    """Return a link, or the text alone if it has no address that a browser opens safely."""
+    if not address.startswith(("http://", "https://", "file://")):
+        return escape(text)
+    return f'<a href="{escape(address)}">{escape(text)}</a>'
 
 
 def render_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -69,7 +90,7 @@ def render_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return f"<tr>{''.join(cells)}</tr>"
 
     lines = "".join(render_row("td", row) for row in rows)
-    return f'<div class="scroll"><table>{render_row("th", head)}{lines}</table></div>'
+    return f'<div class="scroll" role="region" aria-label="Table" tabindex="0"><table>{render_row("th", head)}{lines}</table></div>'
 
 
 def format_value(value: object) -> str:
@@ -272,6 +293,7 @@ def _create_figure(height: float = 3.2) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7.5, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_prop_cycle(color=LINE_COLOURS)
     return figure, axes
 
 
@@ -279,4 +301,7 @@ def _render_svg(figure: Figure, caption: str) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
-    return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{escape(caption)}</figcaption></figure>"
+    return (
+        f'<figure role="region" aria-label="Plot" tabindex="0">{SCROLL_HINT}{svg[svg.index("<svg") :]}'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )

@@ -15,6 +15,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -445,6 +446,25 @@ def get_summary_run_id(own: MlflowReporter | None) -> str | None:
     return (os.environ.get("MLFLOW_RUN_ID") or (own.run_id if own else None)) if is_enabled() else None
 
 
+def describe_run(own: MlflowReporter | None) -> dict[str, str]:
+    """Return the recorded start (UTC, ISO 8601) and user of the run of `get_summary_run_id`; {} without a run."""
+    run_id = get_summary_run_id(own)
+    if run_id is None:
+        return {}
+    run = connect().MlflowClient().get_run(run_id)
+    started = datetime.fromtimestamp(run.info.start_time // 1000, UTC)
+    return {
+        "date": started.isoformat(),
+        "author": run.data.tags.get("mlflow.user", ""),
+        "run_url": _build_address(f"experiments/{run.info.experiment_id}/runs/{run_id}"),
+    }
+
+
+def build_version_url(name: str, version: str) -> str:
+    """Return the address of a version in the MLflow UI; "" if no address is known."""
+    return _build_address(f"models/{urllib.parse.quote(name)}/versions/{version}")
+
+
 def log_files(own: MlflowReporter | None, *files: Path) -> None:
     """Log files to the run of `get_summary_run_id`."""
     if run_id := get_summary_run_id(own):
@@ -465,11 +485,16 @@ def format_version_link(name: str, version: str) -> str:
 
 
 def _format_link(text: str, page: str) -> str:
-    """Return a link without credentials; the user name may be a token."""
+    address = _build_address(page)
+    return f"[{text}]({address})" if address else text
+
+
+def _build_address(page: str) -> str:
+    """Return the address of a page of the MLflow UI, without credentials: the user name may be a token."""
     address = url_credentials.remove_credentials(
         os.environ.get("TUNELINE_MLFLOW_UI") or os.environ.get("MLFLOW_TRACKING_URI", "")
     )
-    return f"[{text}]({address.rstrip('/')}/#/{page})" if address.startswith(("http://", "https://")) else text
+    return f"{address.rstrip('/')}/#/{page}" if address.startswith(("http://", "https://")) else ""
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from components.common.gate_rules import describe_outcome
 from components.common.reporting import html_report
 from pipelines.provenance.exports import hub_card
 from pipelines.provenance.exports.annex_items import ANNEXES, Item
@@ -227,7 +228,7 @@ def _list_limits(facts: VersionFacts) -> Facts:
 
 def _list_metrics(facts: VersionFacts) -> Facts:
     rules = [
-        f"{rule['metric']} against {rule['against']}: {'holds' if rule.get('holds') else 'does not hold'}"
+        f"{rule['metric']} against {rule['against']}: {describe_outcome({'holds': False, **rule})}"
         for rule in facts.evaluation.get("rules", [])
     ]
     names = sorted({f"{score.task}.{score.metric}" for score in facts.list_scores()})

@@ -1,0 +1,99 @@
+"""Summary of a run in plain words, and the warnings that limit its result, from a record of `report_data`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.common.gate_rules import SUITE_PREFIX, describe_outcome
+from components.common.reporting.html_report import format_value
+
+Record = Mapping[str, Any]
+
+
+def summarize(record: Record) -> list[str]:
+    """Return three sentences: what was trained on what, whether it is better than the base, what was not measured."""
+    training, rows = record["training"], record["training"]["rows"]["train"]
+    trained = (
+        f"Trained for {format_value(float(training['epochs']))} epochs on {rows:,} rows of {record['revision']['tag']}"
+    )
+    if training["rows_seen"] < rows:
+        trained += f", of which it saw {training['rows_seen']:,} ({training['rows_seen'] / rows:.0%})"
+    missing = _list_unmeasured(record)
+    return [
+        f"{trained}.",
+        _compare_with_base(record["evaluation"]),
+        f"Not measured: {'; '.join(missing)}." if missing else "The gate could apply all of its rules.",
+    ]
+
+
+def find_main_metric(evaluation: Record) -> tuple[str, str, Record]:
+    """Return task, metric and values of the held-out text, or of the first task if none is held out."""
+    task = "held_out" if "held_out" in evaluation["metrics"] else next(iter(evaluation["metrics"]))
+    metric, values = next(iter(evaluation["metrics"][task].items()))
+    return task, metric, values
+
+
+def _compare_with_base(evaluation: Record) -> str:
+    task, metric, values = find_main_metric(evaluation)
+    place = "held-out text" if task == "held_out" else f"the task {task}"
+    name = f"{metric} on {place}"
+    if values["candidate"] is None or values["base"] is None:
+        return f"Its {name} could not be compared with that of the base."
+    figures = f"{format_value(values['candidate'])} against {format_value(values['base'])}, {values['n']:,} items"
+    for rule in evaluation["rules"]:
+        if (
+            rule["metric"] == f"{task}.{metric}"
+            and rule["against"] == "base"
+            and rule["gain"]
+            and not rule.get("slices")
+        ):
+            gain, low, high = rule["gain"]
+            if low <= 0 <= high:
+                return f"Its {name} does not differ clearly from that of the base ({figures})."
+            return f"Its {name} is {'better' if gain > 0 else 'worse'} than that of the base ({figures})."
+    return f"Its {name} was compared with that of the base ({figures})."
+
+
+def _list_unmeasured(record: Record) -> list[str]:
+    rules, missing = record["evaluation"]["rules"], []
+    skipped = [rule for rule in rules if describe_outcome(rule) == "not applicable"]
+    if any(rule["against"] == "incumbent" for rule in skipped):
+        missing.append("the difference to an earlier version, because no incumbent exists")
+    if any(rule["against"] != "incumbent" for rule in skipped):
+        missing.append("parts of the test rows, because they have too few items")
+    if not any(rule["metric"].startswith(SUITE_PREFIX) for rule in rules):
+        missing.append("regressions outside the own data, because the regression suite is off")
+    if record["package"] is None:
+        missing.append("serving, because only accepted candidates are packaged")
+    elif record["package"]["proof"] is None:
+        missing.append("serving, because no Triton server could load the package")
+    return missing
+
+
+def list_warnings(record: Record) -> list[str]:
+    """Return a sentence for each finding that limits the result."""
+    training, data, package = record["training"], record["data"], record["package"]
+    rows, warnings = training["rows"], []
+    if any(not rule["holds"] for rule in record["evaluation"]["rules"]):
+        warnings.append("The gate refused the candidate. The section Verdict lists the failed rules.")
+    if package and package["proof"] is None:
+        warnings.append(f"The package is not proven and cannot be promoted: {package['unproven_because']}.")
+    if training["rows_seen"] < rows["train"]:
+        share = f"{training['rows_seen'] / rows['train']:.0%}"
+        warnings.append(f"The training saw {share} of its rows. Raise fine_tuning.max_steps or set epochs to see all.")
+    before, after = training.get("validation_loss_before"), training["validation_loss"]
+    if before is not None and after is not None and after > before:
+        warnings.append(
+            f"The validation loss rose from {format_value(before)} to {format_value(after)} during the training."
+        )
+    if rows["truncated"]:
+        warnings.append(f"{rows['truncated']:,} training rows were truncated to the maximum length.")
+    if rows["without_answer"]:
+        warnings.append(f"{rows['without_answer']:,} rows were skipped: no answer fits in the maximum length.")
+    if unreadable := data["rows"]["quarantined"]:
+        warnings.append(f"{unreadable:,} records of the sources are unreadable; quarantine.jsonl lists them.")
+    unsearchable = [name for name, counts in data["evaluation_sets"].items() if counts["unsearchable"]]
+    if unsearchable:
+        warnings.append(f"Some items of {', '.join(unsearchable)} cannot be found in the training data.")
+    return warnings
