@@ -59,7 +59,8 @@ class Export:
         conversations: number of SFT rows.
         preferences: number of preference pairs.
         held_back: number of rows for evaluation.
-        left_out: number of answers whose conversation also occurs in held-back rows of another subject.
+        left_out: number of answers in no file: their conversation also occurs in held-back rows of another subject, or
+            they are held back and an evaluation cannot compare them.
         files: SHA-256 by name of a file.
     """
 
@@ -145,9 +146,9 @@ def _write_rows(
         }
         for rows in read():
             selected = {"conversations": rows.conversation, "preferences": rows.preference}
-            if is_held(rows):
+            if is_held(rows) and _is_text(rows.conversation):
                 selected = {"held_back": rows.conversation}
-            elif rows.conversation_key in held_conversations:
+            elif is_held(rows) or rows.conversation_key in held_conversations:
                 left_out += 1
                 continue
             for kind, row in selected.items():
@@ -162,6 +163,13 @@ def _write_rows(
             (folder / name).unlink()  # curation refuses a file without rows
     digests = {path.name: hashing.sha256_file(path) for path in sorted(folder.glob("*.jsonl"))}
     return Export(**counts, left_out=left_out, files=digests)
+
+
+def _is_text(conversation: Mapping[str, Any] | None) -> bool:
+    """Return whether a conversation has text and no tool calls, as the rows of an evaluation."""
+    messages = conversation["messages"] if conversation else []
+    is_text = all(isinstance(each.get("content"), str) and not each.get("tool_calls") for each in messages)
+    return is_text and bool(messages) and bool(messages[-1]["content"].strip())
 
 
 def _open_private(path: str, flags: int) -> int:

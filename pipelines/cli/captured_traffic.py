@@ -285,7 +285,13 @@ def export_traffic(
     lines = [
         f"{exported.conversations} conversations and {exported.preferences} preference pairs in {output}",
         *([f"{exported.held_back} conversations held back for evaluation"] if held_back else []),
-        *([f"{exported.left_out} answers left out: their conversation is held back"] if exported.left_out else []),
+        *(
+            [
+                f"{exported.left_out} answers left out: their conversation is held back, or a held-back answer is not text"
+            ]
+            if exported.left_out
+            else []
+        ),
     ]
     if customization:
         rejected = ", ".join(f"{count} {reason}" for reason, count in rows["rejected"].items()) or "none"

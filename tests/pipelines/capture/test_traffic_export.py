@@ -228,3 +228,22 @@ def test_erased_subject_is_in_no_byte_of_a_later_export(home: Path) -> None:
     assert digest.encode() not in stored
     assert b"open desk 3 " not in stored
     assert b"open desk 4 " in stored
+
+
+def test_held_back_answer_that_an_evaluation_cannot_compare_is_left_out(tmp_path: Path) -> None:
+    settings = traffic.load(tmp_path)
+    call = {"id": "x", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    rows = [
+        traffic.build_row(0, "s"),
+        traffic.build_row(1, "s", content=None, tool_calls=[call]),
+        traffic.build_row(2, "s", content=" "),
+        traffic.build_row(3, "s"),
+    ]
+    rows[3]["request"]["messages"] += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "content": "4"},
+    ]
+    traffic.write_sealed(settings, traffic.DAY, rows)
+    exported = traffic_export.export(settings, {}, tmp_path / "rows", ExportOptions("", True, 1.0))
+    assert (exported.conversations, exported.held_back, exported.left_out) == (0, 1, 3)
+    assert [row["id"] for row in read_rows(tmp_path / "rows", "held_back")] == ["chatcmpl-0"]
