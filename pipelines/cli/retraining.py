@@ -124,11 +124,17 @@ def retrain(
     folder.mkdir(parents=True, exist_ok=True)
     with job_folders.folder_lock(folder):
         state = retraining.load_state(folder)
-        with locked_traffic(capture, feedback) as traffic:
-            cycle = state.unfinished or retraining.begin(state, check, now)
-            options = ExportOptions(model, include_unrated, held_back)
-            retraining.export_rows(state, cycle, traffic, read_latest_feedback(feedback), options, now)
-        retraining.build_candidate(state, cycle, customization, run)
+        cycle = state.unfinished or retraining.begin(state, check, now)
+
+        def export_rows() -> None:
+            with locked_traffic(capture, feedback) as traffic:
+                options = ExportOptions(model, include_unrated, held_back)
+                retraining.export_rows(state, cycle, traffic, read_latest_feedback(feedback), options)
+
+        export_rows()
+        while not cycle["run"]:
+            retraining.build_candidate(state, cycle, customization, run)
+            export_rows()  # withdraws the run if a subject was erased during it
         with open_workdir("retrain", as_json, workdir, tracking_uri, writes=True):
             retraining.decide(state, cycle, customization, max_loss)
     result = retraining.describe(check, cycle)

@@ -22,7 +22,7 @@ from components.common.runtime.errors import InputError, RegistryError
 from components.common.runtime.reporters import SilentReporter
 from components.evaluation.tasks.generation import Generation
 from components.model_registry import stage as registry
-from pipelines.capture import tombstones, traffic_export
+from pipelines.capture import tombstones, traffic_export, traffic_files
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.traffic_export import HELD_BACK_FILENAME, ExportOptions
 from pipelines.config.customization_config import Customization
@@ -92,7 +92,7 @@ def load_state(folder: Path) -> State:
 
 
 def begin(state: State, check: TriggerCheck, now: datetime) -> Json:
-    """Record the trigger of a new retraining."""
+    """Return a new retraining with its trigger. It is saved with the exported rows, so that a failed export starts none."""
     cycle: Json = {
         "number": len(state.cycles) + 1,
         "time": now.isoformat(timespec="seconds"),
@@ -106,7 +106,6 @@ def begin(state: State, check: TriggerCheck, now: datetime) -> Json:
         "mlflow_run_id": None,
     }
     state.cycles.append(cycle)
-    state.save()
     return cycle
 
 
@@ -116,19 +115,21 @@ def export_rows(
     settings: CaptureSettings,
     feedback: Mapping[str, Any],
     options: ExportOptions,
-    now: datetime,
 ) -> None:
     """Export the rows of a retraining, unless they were exported before. Call it under the lock of the traffic.
 
-    Rows that were exported before an erasure are exported again, so that no erased row is trained on.
+    If a subject of the exported rows was erased since, the rows are exported and the candidate is built again.
 
     Raises:
         InputError: no captured answer gives a row, or no subject is held back.
     """
     folder = (state.folder / f"{cycle['number']:04}" / "rows").absolute()
-    erased = max((each.requested for each in tombstones.read_tombstones(settings.folder).values()), default=0)
-    if cycle["exported"] and erased < int(datetime.fromisoformat(cycle["exported"]).timestamp()):
+    now = traffic_files.now()
+    if cycle["exported"] and folder.exists() and not _has_erased_rows(folder, cycle["exported"], settings):
         return
+    if cycle["exported"]:  # before the rows change: a kill must not leave the run with other rows
+        cycle.update(exported=None, run=None)
+        state.save()
     shutil.rmtree(folder, ignore_errors=True)
     exported = traffic_export.export(settings, feedback, folder, options)
     if not exported.held_back:
@@ -137,8 +138,17 @@ def export_rows(
             f"no subject is held back: all {exported.conversations} answers give training rows",
             hint="Increase --held-back, or wait for feedback of more subjects.",
         )
-    cycle.update(rows=str(folder), exported=now.isoformat(), run=None)
+    cycle.update(rows=str(folder), exported=now.isoformat())
     state.save()
+
+
+def _has_erased_rows(folder: Path, exported: str, settings: CaptureSettings) -> bool:
+    """Return whether the rows contain a subject that was erased after their export."""
+    exported_seconds = int(datetime.fromisoformat(exported).timestamp())
+    found = tombstones.read_tombstones(settings.folder).values()
+    erased = [each.subject.encode() for each in found if each.requested >= exported_seconds]
+    files = [path.read_bytes() for path in folder.glob("*.jsonl")] if erased else []
+    return any(subject in content for subject in erased for content in files)
 
 
 def build_candidate(

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import EXIT_INTERRUPTED, InterruptedRunError, RegistryError
 from components.common.runtime.reporters import Reporter
 from pipelines.capture import erasure
+from pipelines.capture.traffic_export import ExportOptions
+from pipelines.cli.captured_traffic import read_latest_feedback
 from pipelines.config.customization_config import Customization
 from pipelines.retraining import retraining
 from pipelines.runs import local_runner
@@ -211,6 +214,73 @@ def test_rows_are_exported_again_after_an_erasure(tmp_path: Path, registry: Fake
     retrain(tmp_path)
     assert digest not in traffic.read_stored_bytes(tmp_path / "retraining")
     assert rows.exists()
+
+
+def test_erasure_during_the_run_withdraws_the_candidate(
+    tmp_path: Path, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = traffic.load(tmp_path)
+    digest = settings.hash_subject("user 5").encode()
+    seen = []
+
+    def run(customization: Customization, *_: object, **__: object) -> dict[str, Any]:
+        seen.append(digest in traffic.read_stored_bytes(tmp_path / "retraining"))
+        if len(seen) == 1:
+            erasure.erase(settings, "user 5", "dpo", seal_seconds=0)
+        elif len(seen) == 2:
+            erasure.erase(settings, "nobody", "dpo", seal_seconds=0)  # whose rows were not exported
+        return registry.run(customization)
+
+    monkeypatch.setattr(local_runner, "run", run)
+    assert retrain(tmp_path)["retraining"]["decision"] == "promoted"
+    assert seen == [True, False]
+
+
+def test_run_before_an_erasure_is_not_used_after_a_kill(
+    tmp_path: Path, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stops after the second export of the rows, before the state is written."""
+    settings = traffic.load(tmp_path)
+    monkeypatch.setattr(retraining, "compare_answers", lambda *_: 1 / 0)
+    assert run_in_process(*COMMAND, cwd=tmp_path).returncode == 1
+    erasure.erase(settings, "user 5", "dpo", seal_seconds=0)
+    monkeypatch.undo()
+    state = retraining.load_state(tmp_path / "retraining")
+    assert state.unfinished
+    assert state.unfinished["run"]
+    saves = []
+
+    def save(state: retraining.State) -> None:
+        saves.append([state.unfinished and state.unfinished[name] for name in ("exported", "run")])
+        assert digest in traffic.read_stored_bytes(tmp_path / "retraining") or len(saves) > 1
+
+    digest = settings.hash_subject("user 5").encode()
+    monkeypatch.setattr(retraining.State, "save", save)
+    retraining.export_rows(
+        state,
+        state.unfinished,
+        settings,
+        read_latest_feedback([tmp_path / "feedback.jsonl"]),
+        ExportOptions(held_back=0.4),
+    )
+    assert saves[0] == [None, None]
+    assert digest not in traffic.read_stored_bytes(tmp_path / "retraining")
+
+
+def test_deleted_rows_are_exported_again(tmp_path: Path, registry: FakeRegistry) -> None:
+    shutil.rmtree(interrupt(tmp_path, registry)["rows"])
+    assert retrain(tmp_path)["retraining"]["decision"] == "promoted"
+
+
+def test_failed_export_starts_no_retraining(tmp_path: Path, registry: FakeRegistry) -> None:
+    """Otherwise the next command would retrain with fewer answers than the trigger requires."""
+    lines = (tmp_path / "feedback.jsonl").read_text()
+    (tmp_path / "feedback.jsonl").write_text(
+        lines.replace('"correction":', '"note":').replace("}", ', "rating": "down"}')
+    )
+    assert "gives a training row" in refusal(1, *COMMAND, cwd=tmp_path)["message"]
+    (tmp_path / "feedback.jsonl").write_text(lines.splitlines()[0] + "\n")
+    assert not retrain(tmp_path)["triggered"]
 
 
 def test_answers_of_a_subject_are_one_pair(tmp_path: Path) -> None:
