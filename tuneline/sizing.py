@@ -39,7 +39,7 @@ def size(
     Raises:
         TunelineError: an option does not exist or is invalid, or nothing meets the limits.
     """
-    parsed = size_options.parse_options({**options, "demand": list(demand)})
+    parsed = size_options.parse_options({**options, "demand": [demand] if isinstance(demand, str) else list(demand)})
     reporter = reporters.create_console_reporter(quiet=quiet, prefix="size: ")
     try:
         return size_results.size(call_context.load(customization), parsed, reporter)

@@ -293,6 +293,7 @@ def test_size_with_a_demand_is_that_of_a_cluster(tmp_path: Path, monkeypatch: py
         ({"rows": 0}, "size: rows: found 0; expected 1 or more"),
         ({"mean_lenght": 5}, "size: mean_lenght: unknown key (did you mean mean_length?)"),
         ({"demand": ["8b"]}, "--demand '8b' is not COUNTxMODEL"),
+        ({"demand": "8b"}, "--demand '8b' is not COUNTxMODEL"),
         ({"nodes": 2}, "--nodes is given without --demand"),
     ],
 )
