@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipelines.gateway import canary_comparison
+
 ALPHA = 0.05  # probability of a wrong decision of each kind, over all pairs
-BETS = (2 * np.arange(12) + 1) / 24  # a mixture: no single bet suits every difference
+BETS = np.array(canary_comparison.BETS)  # the same mixture; the canary counts wins only, so that it needs no order
 BISECTIONS = 12  # of a bound of the confidence sequence
 
 Decision = Literal["better", "worse", "undecided"]
