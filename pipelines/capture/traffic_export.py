@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from components.common.artifacts import artifact_folder, hashing
 from components.common.regression_suite import ITEMS_FOLDER, TASKS
 from components.common.runtime import filesystem
-from components.common.runtime.errors import InputError, OutputOccupiedError
+from components.common.runtime.errors import ConfigurationError, InputError, OutputOccupiedError
 from components.common.workspace import job_folders
 from pipelines.capture import training_rows
 from pipelines.capture.settings import CaptureSettings
@@ -191,6 +191,19 @@ def read_export(folder: Path) -> Export:
     if digests != result.files:
         raise InputError(f"the exported rows in {folder} have changed", hint=hint)
     return result
+
+
+def check_objective(customization: Customization) -> None:
+    """Check that captured answers give rows of the objective.
+
+    Raises:
+        ConfigurationError: the objective learns from plain text.
+    """
+    if not {"sft", "preference"} & set(customization.fine_tuning.objective_spec.row_mappings):
+        raise ConfigurationError(
+            f"fine_tuning.objective is {customization.fine_tuning.objective}, whose rows captured traffic does not give",
+            hint="Set fine_tuning.objective to sft, dpo, kto, orpo or simpo.",
+        )
 
 
 def add_exported_rows(customization: Customization, folder: Path) -> None:

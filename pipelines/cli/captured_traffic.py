@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError, UsageError
 from pipelines.cli import tables
 from pipelines.cli.application import (
@@ -264,10 +265,13 @@ def export_traffic(
 
     options = traffic_export.ExportOptions(model, include_unrated, held_back)
     customization = load_config(config, sets) if dataset else None
+    if customization:
+        traffic_export.check_objective(customization)
     with locked_traffic(capture, feedback) as settings:
         latest = read_latest_feedback(feedback)
         if dry_run:
-            with traffic_export.draft_export(settings, latest, output, options) as (draft, exported):
+            beside = filesystem.find_nearest_existing_path(output.parent) / output.name  # makes no folder
+            with traffic_export.draft_export(settings, latest, beside, options) as (draft, exported):
                 rows = _preview_dataset(customization, draft, workdir, as_json) if customization else {}
         else:
             exported = traffic_export.export(settings, latest, output, options)

@@ -57,7 +57,10 @@ def retrain(
         ),
     ] = 0,
     every_days: Annotated[
-        float, typer.Option("--every-days", min=0, help="Start after this number of days since the last retraining.")
+        float,
+        typer.Option(
+            "--every-days", min=0, max=36500, help="Start after this number of days since the last retraining."
+        ),
     ] = 0.0,
     held_back: Annotated[
         float, typer.Option("--held-back", min=0.01, max=0.9, help="Share of the subjects held back for evaluation.")
@@ -81,7 +84,7 @@ def retrain(
     Run it regularly. An interrupted retraining resumes.
     """
     from components.common.workspace import job_folders
-    from pipelines.capture import traffic_files
+    from pipelines.capture import traffic_export, traffic_files
     from pipelines.capture.traffic_export import ExportOptions
     from pipelines.config.platform_config import Platform, load_platform
     from pipelines.retraining import retraining
@@ -95,6 +98,7 @@ def retrain(
     if not dry_run and not feedback and not include_unrated:
         raise UsageError("--feedback is not set", hint="Add the gateway's feedback file, or --unrated.")
     customization, now = load_config(config, sets), traffic_files.now()
+    traffic_export.check_objective(customization)
     settings = load_launcher(platform, launcher)
     target = load_platform(platform) if platform else Platform()
     for path in [*feedback, *([drift] if drift else [])]:

@@ -54,11 +54,10 @@ def check_triggers(
         now: the current time (UTC).
 
     Raises:
-        InputError: the result of the drift check cannot be read.
+        InputError: the result of the drift check cannot be read, or a line of feedback has no time.
     """
     since = datetime.fromisoformat(last["time"]) if last else None
-    times = [datetime.fromisoformat(line["time"]) for line in feedback]
-    count = sum(since is None or time > since for time in times)
+    count = sum(since is None or time > since for time in map(_read_time, feedback))
     alarm = _read_alarm(options.drift) if options.drift else None
     reasons = []
     if alarm and (last is None or alarm != last["alarm"]):
@@ -68,6 +67,16 @@ def check_triggers(
     if options.every_days and (since is None or now - since >= timedelta(days=options.every_days)):
         reasons.append(f"no retraining since {since:%Y-%m-%d %H:%M}" if since else "no earlier retraining")
     return TriggerCheck(reasons, count, alarm)
+
+
+def _read_time(line: Mapping[str, Any]) -> datetime:
+    try:
+        return datetime.fromisoformat(line["time"]).astimezone()
+    except (KeyError, ValueError, TypeError):
+        raise InputError(
+            f"the feedback on {line['id']} has the time {line.get('time')!r}; expected such as 2026-11-27T06:00:00Z",
+            hint="Add the time of the feedback to its line.",
+        ) from None
 
 
 def _read_alarm(path: Path) -> list[Any] | None:

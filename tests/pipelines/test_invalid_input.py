@@ -1503,6 +1503,8 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "--feedback is not set": ("usage", 2),
     "--drift: … is not a result of a drift check": ("input", 1),
     "… is damaged": ("input", 1),
+    "fine_tuning.objective is …, whose rows captured traffic does not give": ("configuration", 2),
+    "the feedback on … has the time …; expected such as …": ("input", 1),
 }
 COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py and test_status.py
     "… has no report: its state is …": ("usage", 2),

@@ -131,7 +131,7 @@ def test_dry_run_counts_and_writes_nothing(home: Path) -> None:
     (home / "own.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     before = sorted(path.name for path in home.iterdir())
     options = ("--held-back", 0.25, "--dataset", "dataset", "-c", "c.yaml", "--dry-run")
-    result = answer_in_process("traffic", "export", "-o", "rows", *FEEDBACK, *options, cwd=home)
+    result = answer_in_process("traffic", "export", "-o", "new/rows", *FEEDBACK, *options, cwd=home)
     assert result["dry_run"]
     assert result["dataset"]["rows"]["in"] == result["conversations"] + 1
     assert [name for name in sorted(path.name for path in home.iterdir()) if name != ".tuneline"] == before
@@ -178,6 +178,8 @@ def test_objective_without_its_kind_of_rows_is_refused(home: Path) -> None:
     command = ("traffic", "export", "-o", "rows", *FEEDBACK, "--dataset", "dataset", "-c", "c.yaml")
     error = refusal(1, *command, cwd=home)
     assert "rows has no preferences.jsonl, which the objective dpo requires" in error["message"]
+    error = refusal(2, *command, "--set", "fine_tuning.objective=text", cwd=home)
+    assert "objective is text, whose rows captured traffic does not give" in error["message"]
 
 
 def export_locked(home: Path) -> None:

@@ -310,6 +310,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path, registry: FakeRegistry) -> 
     assert "gone.json does not exist" in error["message"]
     error = refusal(1, *COMMAND, "--drift", "c.yaml", cwd=tmp_path)
     assert "c.yaml is not a result of a drift check" in error["message"]
+    error = refusal(2, *COMMAND, "--set", "fine_tuning.objective=text", cwd=tmp_path)
+    assert "objective is text, whose rows captured traffic does not give" in error["message"]
     error = refusal(1, *COMMAND, "--held-back", 0.01, "--folder", "few", cwd=tmp_path)
     assert "no subject is held back" in error["message"]
     (tmp_path / "retraining").mkdir()

@@ -61,6 +61,12 @@ def test_several_reasons_are_all_recorded(tmp_path: Path) -> None:
     assert len(check_triggers(options, feedback(0.5), last(2), NOW).reasons) == 3
 
 
+@pytest.mark.parametrize("line", [{"id": "a"}, {"id": "a", "time": "soon"}, {"id": "a", "time": 5}])
+def test_feedback_without_a_valid_time_is_refused(line: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="the feedback on a has the time"):
+        check_triggers(TriggerOptions(min_feedback=1), [line], None, NOW)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"alarm": true, "alarm_window": null}'])
 def test_other_file_than_a_drift_check_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "drift.json").write_text(text)
