@@ -123,9 +123,8 @@ def check_platform_fit(config: Customization, platform: Platform, gpu_bytes: flo
         results.append(_check_memory_request("fine_tuning", demand.host["fine_tuning"], training.memory, key))
     for stage in STAGES[1:]:
         resources: Resources = getattr(platform.resources, stage)
-        request = resources.memory or resources.memory_request
-        amount = float(parse_amount(request)) if request else None
-        results.append(_check_memory_request(stage, demand.host[stage], amount, f"resources.{stage}.memory"))
+        amount, key = _read_memory(resources)
+        results.append(_check_memory_request(stage, demand.host[stage], amount, f"resources.{stage}.{key}"))
     return results
 
 
@@ -199,10 +198,16 @@ def find_training_resources(platform: Platform) -> TrainingResources:
     if launcher.kind == "ray":
         return TrainingResources(section, launcher.nodes, None if launcher.ray.accelerator else 0, None, "")
     count = own.accelerators if own.accelerator else 0
-    request = own.memory or own.memory_request
-    memory = float(parse_amount(request)) if request else None
+    memory, memory_key = _read_memory(own)
     gpu_bytes = _find_gpu_bytes(scheduling.node_selector, scheduling.node_affinity)
-    return TrainingResources("resources.fine_tuning", 1, count, memory, "memory", gpu_bytes, labels_gpu=True)
+    return TrainingResources("resources.fine_tuning", 1, count, memory, memory_key, gpu_bytes, labels_gpu=True)
+
+
+def _read_memory(resources: Resources) -> tuple[float | None, str]:
+    """Return the bytes that a stage's pod requests, or None, and the key that sets them."""
+    key = "memory_request" if resources.memory_request else "memory"
+    request = getattr(resources, key)
+    return (float(parse_amount(request)) if request else None), key
 
 
 def _find_gpu_bytes(labels: dict[str, str], conditions: list[NodeAffinity] | None = None) -> float | None:
@@ -277,7 +282,7 @@ def suggest_memory_gib(needed: float) -> int:
 
 
 def _check_memory_request(stage: str, needed: float, request: float | None, key: str) -> CheckResult:
-    """Compare a stage's host memory with its request, which is also its limit."""
+    """Compare a stage's host memory with its request, which is also its limit unless `key` is a `memory_request`."""
     name, suggested = f"memory for {stage}", suggest_memory_gib(needed)
     unit = "G" if key.startswith("launcher.slurm") else "Gi"
     if request is None:
@@ -285,7 +290,8 @@ def _check_memory_request(stage: str, needed: float, request: float | None, key:
         return check_result(name, False, found, f"Set {key} to {suggested}{unit} or more.", needed=False)
     found = f"{_format_gib(needed)} of {_format_gib(request)} requested"
     if needed > resource_formulas.MAX_MEMORY_FRACTION * request:
-        hint = f"Set {key} to {suggested}{unit} or more; a pod above its limit is killed."
+        effect = "a node may run out of memory" if key.endswith("_request") else "a pod above its limit is killed"
+        hint = f"Set {key} to {suggested}{unit} or more; {effect}."
         return check_result(name, False, found, hint, needed=needed > MAX_ESTIMATE_RATIO * request)
     is_wasted = request > max(MAX_REQUEST_RATIO * needed, needed + MIN_REPORTED_BYTES)
     hint = f"Lower {key} towards {suggested}{unit} if the data need no more: other pods cannot use the rest."

@@ -203,6 +203,14 @@ def test_empty_requests_are_filled_with_the_estimate_and_others_stay() -> None:
     assert "resources.fine_tuning.memory_request" not in requests
 
 
+def test_hint_for_a_small_request_names_its_key() -> None:
+    resources = {stage: {"memory_request": "1Gi"} for stage in ("fine_tuning", "evaluation")}
+    checks = check(customize(micro_batch_size=1), Platform.model_validate({"resources": resources}))
+    for stage in resources:
+        assert checks[f"memory for {stage}"]["hint"].startswith(f"Set resources.{stage}.memory_request to ")
+        assert checks[f"memory for {stage}"]["hint"].endswith("a node may run out of memory.")
+
+
 def test_accelerators_that_are_left_out_are_those_of_the_processes() -> None:
     training = {"accelerator": "nvidia.com/gpu", "memory": "64Gi"}
     left_out = Platform.model_validate({"resources": {"fine_tuning": training}})
