@@ -16,7 +16,7 @@ from components.common.cost import budgets, stage_cost
 from components.common.personal_data import mask
 from components.common.pipeline_step import STAGE_BY_ARTIFACT, Step
 from components.common.reporting import mlflow_tracking
-from components.common.runtime import reporters
+from components.common.runtime import reporters, url_credentials
 from components.common.workspace import artifact_store
 from pipelines.steps import registry_outcome, report_page
 
@@ -76,7 +76,9 @@ def collect_report_data(
             "answers": proof.get("answers", []),
         }
     moved, model, tracked = registered.get("moved") or {}, found["model"], tracked or {}
-    base = next((item.uri for item in model.manifest.inputs if item.kind == "base_model"), "")
+    base = url_credentials.remove_credentials(
+        next((item.uri for item in model.manifest.inputs if item.kind == "base_model"), "")
+    )
     # Files of a local run only: a reader of a cluster's report cannot open paths of a pod.
     links = {kind: (artifact.path.absolute() / "report.html").as_uri() for kind, artifact in found.items() if events}
     return {
