@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.reporting import html_report
 
-FIGURE_PATTERN = re.compile(r"<figure>.*?</figure>", re.DOTALL)
+FIGURE_PATTERN = re.compile(r"<figure\b.*?</figure>", re.DOTALL)
 Verdict = Literal["accepted", "refused", "unchanged"]
 
 
@@ -43,7 +43,8 @@ class _Shown:
         rows = [[name, str(value) if isinstance(value, Path | Mapping) else value] for name, value in values.items()]
         report, plots, link = self._find_report(), "", ""
         if report and report.exists():
-            plots = "".join(FIGURE_PATTERN.findall(report.read_text(encoding="utf-8")))
+            figures = FIGURE_PATTERN.findall(report.read_text(encoding="utf-8"))
+            plots = "".join(figures).replace(html_report.SCROLL_HINT, "")  # a notebook lacks the page's style sheet
             link = f'<p><a href="{escape(report.as_uri())}">report</a></p>'
         title = f"<b>{escape(type(self).__name__)}</b>"
         return title + html_report.render_table(["", ""], rows) + link + plots

@@ -165,7 +165,7 @@ def test_equal_statistics_give_equal_pages():
 
 def test_charts_have_a_readable_minimum_width():
     page = report.render(SUMMARY, SOURCES, build_statistics())
-    assert len(re.findall(r"<figure[^>]*><svg ", page)) == 5
+    assert len(re.findall(r"<figure[^>]*><span class=\"hint\">[^<]*</span><svg ", page)) == 5
     min_width = re.search(r"figure svg {[^}]*min-width: (\d+)rem", page)
     assert min_width
     assert int(min_width[1]) >= 40  # at which labels have 11 pixels; on a narrow screen the figure scrolls

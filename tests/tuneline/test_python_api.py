@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import tuneline
+from components.common.reporting import html_report
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from pipelines.config.customization_config import Customization, load_customization
@@ -143,7 +144,8 @@ def test_invalid_value_leaves_the_customization_unchanged(key: str, value: objec
 
 def test_run_result_has_the_fields_of_the_json_object(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
-    report.write_text("<h1>x</h1><figure><svg id='loss'></svg></figure><p>y</p>\n<figure>two</figure>")
+    plots = [html_report.plot_bars({name: 1.0}, x="rows", caption=name) for name in ("first", "second")]
+    report.write_text(f"<h1>x</h1>{plots[0]}<p>y</p>\n{plots[1]}")
     result = RunResult.from_dict({**RUN, "report": str(report)})
     assert {one.name for one in fields(RunResult)} == set(RUN)
     assert json.loads(json.dumps(result.as_dict(), default=str)) == {**RUN, "report": str(report)}
@@ -153,8 +155,9 @@ def test_run_result_has_the_fields_of_the_json_object(tmp_path: Path) -> None:
         "RunResult(run='20260101-100000-aaaa', verdict='accepted', model='helper/3', seconds=12.5"
     )
     shown = result._repr_html_()
-    assert "<figure><svg id='loss'></svg></figure><figure>two</figure>" in shown
+    assert shown.endswith("".join(plots).replace(html_report.SCROLL_HINT, ""))
     assert "<h1>x</h1>" not in shown
+    assert "Scroll sideways" not in shown
 
 
 def test_results_are_short_and_escaped() -> None:
