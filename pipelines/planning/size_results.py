@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common.artifacts import output_paths
+from components.common.reporting import html_report
 from components.common.runtime.reporters import Reporter
 from pipelines.config.customization_config import Customization
 from pipelines.planning import cluster_report, cluster_size, size_options, sizing, sizing_report
@@ -54,7 +55,8 @@ class _Size:
 
     def _repr_html_(self) -> str:
         sections = (f"<h4>{name}</h4>{html}" for name, html in self.render_sections().items())
-        return f"<b>{type(self).__name__}</b>{''.join(sections)}"
+        page = f"<b>{type(self).__name__}</b>{''.join(sections)}"
+        return page.replace(html_report.SCROLL_HINT, "")  # a notebook lacks the page's style sheet
 
 
 @dataclass(frozen=True, repr=False)
