@@ -63,7 +63,7 @@ def _list_unmeasured(record: Record) -> list[str]:
     if any(rule["against"] != "incumbent" for rule in skipped):
         missing.append("parts of the test rows, because they have too few items")
     if not any(rule["metric"].startswith(SUITE_PREFIX) for rule in rules):
-        missing.append("regressions outside the own data, because the regression suite is off")
+        missing.append("regressions on other text, because the regression suite is off")
     if record["package"] is None:
         missing.append("serving, because only accepted candidates are packaged")
     elif record["package"]["proof"] is None:

@@ -74,5 +74,6 @@ def format_database_warning(tracking_uri: str, mountinfo: str | None = None) -> 
         return ""
     return (
         f"the MLflow database {path} is an SQLite file on {mount.kind} ({mount.source}): if two hosts use it at once, "
-        "they can damage it. Use an MLflow server with --tracking-uri, or a workdir on a local disk"
+        "they can damage it. Use an MLflow server (--tracking-uri, or mlflow.tracking_uri in platform.yaml), or a workdir "
+        "on a local disk"
     )
