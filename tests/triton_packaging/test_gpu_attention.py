@@ -1,4 +1,4 @@
-"""GPU attention over the paged cache of continuous batching: batched answers equal those of transformers' generate.
+"""GPU attention and graphs of continuous batching: batched answers equal those of transformers' generate.
 
 Fast tier: the tiny model, on a CPU with a reference kernel. The case with `cuda` runs the real kernel in float16, where
 a GPU exists; there a rounding may change a token, after which an answer differs.
@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import varlen
 
 from components.common.models import model_loading
-from components.triton_packaging.python_backend import gpu_attention
+from components.triton_packaging.python_backend import decode_graphs, gpu_attention
 from components.triton_packaging.python_backend.generation_request import GenerationRequest
 from components.triton_packaging.python_backend.token_generation import (
     BatchCapacity,
@@ -58,8 +58,17 @@ def test_batched_answers_match_generate(device: str, tmp_path: Path, monkeypatch
         model = load()
         generator = BatchedGenerator(model, BatchCapacity(8, 4096), asyncio.get_running_loop())
         assert model.config._attn_implementation == gpu_attention.NAME
+        padded: list[bool] = []
+        compute = decode_graphs.DecodeGraphRunner.compute_batch
+        monkeypatch.setattr(
+            decode_graphs.DecodeGraphRunner,
+            "compute_batch",
+            lambda runner, *given: padded.append(runner.pad_inputs) or compute(runner, *given),
+        )
         try:
-            return list(await asyncio.gather(*(collect(generator, length) for length in LENGTHS)))
+            answers = list(await asyncio.gather(*(collect(generator, length) for length in LENGTHS)))
+            assert sum(padded) >= ANSWER - 1, "decoding steps are padded to the sizes of graphs"
+            return answers
         finally:
             generator.close()
 

@@ -73,17 +73,19 @@ class BatchedGenerator:
 
     def __init__(self, model: PreTrainedModel, capacity: BatchCapacity, loop: asyncio.AbstractEventLoop) -> None:
         # Both modules use internals of transformers. If an import fails, requests are answered one by one.
-        from . import cpu_attention, gpu_attention
+        from . import cpu_attention, decode_graphs, gpu_attention
         from .batch_sampling import BatchSampler
 
         self._loop, self._ids, self._is_open = loop, itertools.count(), True
         self._outputs: dict[str, asyncio.Queue[GenerationOutput]] = {}
         self._sampler = BatchSampler()
-        self._manager = create_manager(model, capacity)
+        has_gpu_attention = gpu_attention.supports(model)
+        self._manager = create_manager(model, capacity, use_graphs=has_gpu_attention)
         self._sampler.install(self._manager)
         cpu_attention.install()
-        if gpu_attention.supports(model):
+        if has_gpu_attention:
             gpu_attention.install(model)
+            decode_graphs.install(self._manager)
         self._manager.start()
         try:
             run_trial(self._manager)
@@ -146,8 +148,13 @@ class BatchedGenerator:
         self._manager.stop(block=True, timeout=STOP_GRACE_SECONDS, hard_stop=True)
 
 
-def create_manager(model: PreTrainedModel, capacity: BatchCapacity) -> ContinuousBatchingManager:
+def create_manager(
+    model: PreTrainedModel, capacity: BatchCapacity, *, use_graphs: bool = False
+) -> ContinuousBatchingManager:
     """Create the manager without starting it.
+
+    Args:
+        use_graphs: whether `decode_graphs` is going to be installed.
 
     Raises:
         UnsupportedSettingsError: the manager would ignore some of the model's generation settings.
@@ -161,7 +168,7 @@ def create_manager(model: PreTrainedModel, capacity: BatchCapacity) -> Continuou
         max_requests_per_batch=capacity.slots,
         allow_block_sharing=False,
         use_async_batching=False,
-        use_cuda_graph=False,  # a graph would contain the samplers of the requests that it was captured with
+        use_cuda_graph=(use_graphs, False),  # of steps with and without the fast path
         max_blocks_per_request=0,  # the fast path for single tokens requires the package flash-attn
         auto_switch_to_flash=False,  # it would download kernels
         drop_unsupported_processors=False,
