@@ -18,7 +18,7 @@ from components.triton_packaging.python_backend.token_generation import (
     SequentialGenerator,
     TokenGenerator,
 )
-from components.triton_packaging.python_backend.token_sampling import create_sampler
+from components.triton_packaging.python_backend.token_sampling import RequestSampler, create_sampler, sample_together
 
 
 def build_request(seed: int, **changes: Any) -> GenerationRequest:
@@ -124,3 +124,29 @@ def test_tiny_temperature_is_greedy(tiny_folder: Path) -> None:
 def test_two_of_the_requests_are_greedy(answers: dict[str, list[list[int]]]) -> None:
     greedy = [answers["generate"][index] for index, request in enumerate(REQUESTS) if request.temperature == 0]
     assert len(greedy) == 2
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.8)])
+def test_requests_that_are_sampled_together_get_the_tokens_they_get_alone(top_k: int, top_p: float) -> None:
+    steps = torch.randn(4, 3, 50, generator=torch.Generator().manual_seed(0))
+    steps[2, 1, 7] = torch.nan  # a broken row gets its largest score, and does not disturb the others
+
+    def create() -> list[RequestSampler]:
+        requests = [GenerationRequest([1], 9, 0.8, top_p, top_k, seed, ()) for seed in range(3)]
+        samplers = [create_sampler(request, torch.device("cpu")) for request in requests]
+        return [sampler for sampler in samplers if sampler is not None]
+
+    alone, together = create(), create()
+    assert {sampler.settings for sampler in together} == {(0.8, top_k, top_p)}
+    for scores in steps:
+        expected = torch.cat([one(None, scores[row : row + 1]) for row, one in enumerate(alone)])
+        assert torch.equal(sample_together(together, scores), expected)
+
+
+@pytest.mark.parametrize("option", [{"temperature": 0.0}, {"logprobs": 1}, {"presence_penalty": 1.0}])
+def test_a_request_with_more_than_sampling_is_sampled_alone(option: dict[str, Any]) -> None:
+    fields = {"temperature": 0.8, "top_p": 1.0, "top_k": 0, "logprobs": None, **option}
+    request = GenerationRequest(
+        [1], 9, fields.pop("temperature"), fields.pop("top_p"), fields.pop("top_k"), 0, (), **fields
+    )
+    assert RequestSampler(request, torch.device("cpu"), None).settings is None

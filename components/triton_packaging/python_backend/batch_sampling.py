@@ -9,11 +9,11 @@ import torch
 import transformers
 from transformers.generation.continuous_batching import cb_logits_processors as batching
 
+from .token_sampling import RequestSampler, sample_together
+
 if TYPE_CHECKING:
     from transformers.generation.continuous_batching import ContinuousBatchingManager
     from transformers.generation.continuous_batching.requests import FutureRequestState
-
-    from .token_sampling import RequestSampler
 
 
 class BatchSampler(batching.ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # transformers is untyped
@@ -61,7 +61,13 @@ class BatchSampler(batching.ContinuousBatchingLogitsProcessor):  # type: ignore[
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        groups: dict[object, list[int]] = {}
         for row, sampler in enumerate(self._rows):
-            if sampler is not None:
+            if sampler is not None and sampler.settings is None:
                 scores[row : row + 1] = sampler(None, scores[row : row + 1])
+            elif sampler is not None:
+                groups.setdefault(sampler.settings, []).append(row)
+        for rows in groups.values():
+            samplers = [sampler for row in rows if (sampler := self._rows[row])]
+            scores[rows] = sample_together(samplers, scores[rows])
         return scores

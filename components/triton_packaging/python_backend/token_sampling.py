@@ -47,6 +47,7 @@ class RequestSampler(transformers.LogitsProcessor):  # type: ignore[misc] # tran
     Attributes:
         token_scores: one entry per token if the request wants log-probabilities; else empty.
         error: the error that ended the answer. Raised in a step, it would fail the other requests of the batch.
+        settings: temperature, top_k and top_p of a request that only samples, which `sample_together` supports; else None.
     """
 
     def __init__(self, request: GenerationRequest, device: torch.device, grammar: AnswerGrammar | None) -> None:
@@ -56,6 +57,9 @@ class RequestSampler(transformers.LogitsProcessor):  # type: ignore[misc] # tran
         self._counts: torch.Tensor | None = None  # occurrences of each token in the answer, for the penalties
         self._warpers = transformers.LogitsProcessorList()
         self._generator: torch.Generator | None = None
+        has_penalty = bool(request.frequency_penalty or request.presence_penalty)
+        only_samples = request.temperature > 0 and not has_penalty and grammar is None and request.logprobs is None
+        self.settings = (request.temperature, request.top_k, request.top_p) if only_samples else None
         if request.temperature > 0:
             self._warpers.append(transformers.TemperatureLogitsWarper(max(request.temperature, MIN_TEMPERATURE)))
             if request.top_k > 0:
@@ -107,6 +111,25 @@ class RequestSampler(transformers.LogitsProcessor):  # type: ignore[misc] # tran
             if probabilities.isfinite().all():  # a broken model computes NaN, for which multinomial raises an error
                 return torch.multinomial(probabilities, 1, generator=self._generator)
         return scores.argmax(dim=-1, keepdim=True)
+
+
+def sample_together(samplers: Sequence[RequestSampler], scores: torch.Tensor) -> torch.Tensor:
+    """Choose the tokens of requests with equal `settings`, one per sampler, as each would by itself.
+
+    A GPU would wait for the processor once per request, and compute a dozen small operations for each.
+
+    Args:
+        scores: shape (requests, vocabulary).
+
+    Returns:
+        Scores in which only the chosen tokens are finite.
+    """
+    probabilities = torch.softmax(samplers[0]._warpers(None, scores).float(), dim=-1)
+    tokens = scores.argmax(dim=-1, keepdim=True)
+    for row, is_finite in enumerate(probabilities.isfinite().all(dim=-1).tolist()):
+        if is_finite:
+            tokens[row] = torch.multinomial(probabilities[row], 1, generator=samplers[row]._generator)
+    return torch.full_like(scores, -math.inf).scatter_(1, tokens, 0.0)
 
 
 def _score(scores: torch.Tensor, token: int, alternatives: int) -> TokenScore:
