@@ -85,6 +85,17 @@ def test_packed_rows_attend_to_themselves_only(attend: Any, has_ends: bool) -> N
         torch.testing.assert_close(found.double(), reference.grad, atol=0.05, rtol=0.05)
 
 
+def test_rows_of_equal_lengths_attend_to_themselves_only(attend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed by cuDNN on a GPU."""
+    monkeypatch.setattr(varlen_attention, "MIN_EQUAL_LENGTH", 16)
+    tensors = draw(attend.device, 48)
+    ends = torch.tensor([0, 16, 32, 48], dtype=torch.int32, device=attend.device)
+    out = attend(*tensors, cu_seq_lens_q=ends, max_length_q=16)
+    torch.testing.assert_close(out.double(), compute_exact(tensors, see_own_row((16, 16, 16))), atol=0.03, rtol=0.03)
+    out.sum().backward()
+    assert all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in tensors)
+
+
 def test_a_row_without_positions_is_causal(attend: Any) -> None:
     tensors = draw(attend.device, 20)
     torch.testing.assert_close(
