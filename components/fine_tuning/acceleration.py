@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import util
 from typing import TYPE_CHECKING
@@ -304,6 +307,21 @@ def choose_dtype(config: FineTuningConfig, settings: ComputeSettings) -> torch.d
     import torch
 
     return torch.bfloat16 if settings.bfloat16 and not config.adaptation_spec.trains_all_weights else torch.float32
+
+
+@contextmanager
+def keep_model_code(model_class: type[PreTrainedModel]) -> Iterator[None]:
+    """Restore the names in the model class's module after the block.
+
+    Liger replaces layers and functions of the module for every later model of the process, also of trainings without
+    fused kernels, which torch.compile then fails to trace.
+    """
+    names = vars(sys.modules[model_class.__module__])
+    saved = dict(names)
+    try:
+        yield
+    finally:
+        names.update(saved)
 
 
 def compile_layers(model: torch.nn.Module) -> None:

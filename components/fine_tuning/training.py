@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,11 +138,13 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         BudgetReachedError: a budget is used up; the last step is saved.
         BusyError: another training holds the lock, or took it over from this one.
     """
-    if os.environ.get("RANK", "0") != "0":
-        return _train(job, reporter, tokenizer, verify_lock=lambda: None)
-    lock = job_folders.WRITER_LOCK_FILENAME
-    with job_folders.folder_lock(Path(job.state), lock, wait_seconds=LOCK_WAIT_SECONDS) as verify_lock:
-        return _train(job, reporter, tokenizer, verify_lock)
+    with ExitStack() as cleanup:
+        if os.environ.get("RANK", "0") != "0":
+            return _train(job, reporter, tokenizer, lambda: None, cleanup)
+        lock = job_folders.folder_lock(
+            Path(job.state), job_folders.WRITER_LOCK_FILENAME, wait_seconds=LOCK_WAIT_SECONDS
+        )
+        return _train(job, reporter, tokenizer, cleanup.enter_context(lock), cleanup)
 
 
 def _train(
@@ -150,8 +152,9 @@ def _train(
     reporter: Reporter,
     tokenizer: PreTrainedTokenizerBase | None,
     verify_lock: Callable[[], None],
+    cleanup: ExitStack,
 ) -> TrainingResult:
-    """Train without a lock; `verify_lock` is called before every write."""
+    """Train without a lock; `verify_lock` is called before every write, and `cleanup` is closed after the training."""
     import psutil
 
     budget = BudgetClock.load(job.budget, int(os.environ.get("WORLD_SIZE", "1")))
@@ -196,6 +199,7 @@ def _train(
         )
         rows = _build_row_lookup(splits, config, job.seed)
         events = callbacks.build_callback(config, state, reporter, stop, rows, verify_lock, budget)
+        cleanup.enter_context(acceleration.keep_model_code(type(model)))
         trainer = _build_trainer(model, reference, tokenizer, splits, config, settings, arguments, job, events)
 
     def verify_first_step() -> None:
