@@ -107,10 +107,12 @@ class TrainingEvents:
         import torch
 
         self.verify_lock()  # the log and a checkpoint follow
-        accelerator = self.trainer.accelerator
+        accelerator, waited = self.trainer.accelerator, 0.0
+        if accelerator.device.type == "cuda":
+            waited = self.trainer.fetch_ahead()
         if accelerator.device.type != "cpu":  # wait for the device, which computes asynchronously
             getattr(torch, accelerator.device.type).synchronize()
-        self.step_seconds = time.perf_counter() - self.step_start
+        self.step_seconds = time.perf_counter() - self.step_start - waited
         self.reporter.progress(state.global_step, state.max_steps, "steps")
         if self.trainer.is_world_process_zero():
             self.reached_limit = self.budget.describe_exhausted()

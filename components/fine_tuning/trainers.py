@@ -45,6 +45,8 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
     class TunelineTrainer(base):  # type: ignore[misc, valid-type]
         aux_loss_enabled: bool  # whether TRL adds the loss of the router
         waited = 0.0  # seconds spent waiting for rows since the last reset
+        fetched: tuple[Any, Any] = (None, None)  # an iterator over an epoch, and the rows of its next step
+        request: tuple[Any, int, torch.device]  # the last arguments of get_batch_samples
         _save_checkpoint = transformers.Trainer._save_checkpoint  # TRL's method adds a model card to every checkpoint
 
         def _get_train_sampler(self, train_dataset: object = None) -> torch.utils.data.Sampler[int]:
@@ -108,15 +110,44 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
             """Return the dataset unchanged: its rows are already tokenized."""
             return dataset
 
-        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+            """Return the rows of the next step, which `fetch_ahead` may have fetched."""
             start = time.perf_counter()
-            samples = super().get_batch_samples(*args, **kwargs)
+            iterator, samples = self.fetched
+            if iterator is not epoch_iterator:
+                samples = super().get_batch_samples(epoch_iterator, num_batches, device)
+            self.fetched, self.request = (None, None), (epoch_iterator, num_batches, device)
             self.waited += time.perf_counter() - start
             return samples
+
+        def fetch_ahead(self) -> float:
+            """Fetch the rows of the epoch's next step while an NVIDIA GPU computes; return for how long the GPU waited.
+
+            This is the whole time of the fetch if the GPU ended during it, else 0.
+            """
+            start = time.perf_counter()
+            self.fetched = self.request[0], super().get_batch_samples(*self.request)
+            seconds = time.perf_counter() - start
+            waited = seconds if torch.cuda.current_stream().query() else 0.0
+            self.waited += waited
+            return waited
+
+        def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+            """Train on a micro-batch without a repeated `model.train()`, which visits every module while a GPU waits."""
+            if model.training:
+                model.__dict__["train"] = lambda *_: model
+            try:
+                loss: torch.Tensor = super().training_step(model, *args, **kwargs)
+            finally:
+                model.__dict__.pop("train", None)
+            return loss
 
         def _track_num_input_tokens(self, inputs: Batch) -> None:
             """Count tokens by the mask. transformers excludes end-of-sequence tokens equal to the padding token."""
             mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
+            if mask is None and self.accelerator.num_processes == 1:
+                self.state.num_input_tokens_seen += ids.numel()  # without a wait for the device
+                return
             count = mask.sum() if mask is not None else ids.new_tensor(ids.numel())
             self.state.num_input_tokens_seen += int(self.accelerator.gather(count.reshape(1)).sum())
 
