@@ -28,7 +28,7 @@ def list_stages(scale: str) -> list[Stage]:
         profile = recipe.pop("profile", False)
         given = {"micro_batch_size": micro, "batch_size": micro, **recipe}
         settings = {"shape": shape, "rows": rows, "length": length, "steps": steps, "recipe": given, "profile": profile}
-        return Stage(name, "finetune", settings, about)
+        return Stage(name, "finetune", settings, about, limit_seconds=300)
 
     compiled = {} if tiny else {"compile": True}
     return [
@@ -40,7 +40,7 @@ def list_stages(scale: str) -> list[Stage]:
         tune("lora", "4 rows of full length, Liger's layers", "long", short, 4, profile=True),
         tune("lora-compiled", "4 rows of full length, compiled layers", "long", short, 4, **compiled),
         tune("lora-compiled-8", "8 rows of full length, compiled layers", "long", short, 8, profile=True, **compiled),
-        tune("lora-packed", "8 packed rows, compiled layers", "short", short, 8, **compiled),
+        tune("lora-packed", "8 packed rows, compiled layers", "short", short, 8, profile=True, **compiled),
         tune("lora-8k", "1 row of 8,192 tokens, compiled layers", "long", long, 1, **compiled),
         tune("lora-recomputed", "8 rows, recomputed activations, compiled layers", "long", short, 8, activation_checkpointing="on", **compiled),
         tune("lora-sdpa", "4 rows, attention sdpa, Liger's layers", "long", short, 4, attention="sdpa"),

@@ -146,7 +146,17 @@ def finetune(settings: Settings, folder: Path) -> Result:
         "choices": summary["choices"],
         "profile": profiler.table(),
         "mean_row_tokens": round(mean_length, 1),
+        "compilation": _list_compilation_seconds() if config.compile else None,
     }
+
+
+def _list_compilation_seconds() -> dict[str, float]:
+    """Return the seconds of torch.compile by phase, nested phases included, and the numbers of graphs and of breaks."""
+    from torch._dynamo import utils
+
+    seconds = {name: round(sum(values), 1) for name, values in utils.compilation_time_metrics.items()}
+    counts = {"graphs": utils.counters["stats"]["unique_graphs"], "breaks": sum(utils.counters["graph_break"].values())}
+    return {name: value for name, value in seconds.items() if value >= 1} | counts
 
 
 def _predict(
@@ -281,7 +291,7 @@ def serve(settings: Settings, folder: Path) -> Result:
 
     from components.common.models import model_loading
     from components.common.models.model_loading import LoadableModel
-    from components.triton_packaging.python_backend import cache_size
+    from components.triton_packaging.python_backend import cache_size, token_sampling
     from components.triton_packaging.python_backend.generation_request import GenerationRequest
     from components.triton_packaging.python_backend.token_generation import (
         BatchCapacity,
@@ -301,12 +311,11 @@ def serve(settings: Settings, folder: Path) -> Result:
         token_bytes = cache_size.compute_token_bytes(model.config, model.dtype.itemsize)
         cache_tokens = cache_size.limit_to_free_memory(64 * 8192, prompt + answer, token_bytes, free)
 
-    def request(number: int) -> GenerationRequest:
+    async def collect(generator: TokenGenerator, number: int, temperature: float = 0.0) -> list[int]:
         ids = [3 + (7 * place + 31 * number) % 8000 for place in range(prompt)]
-        return GenerationRequest(ids, answer, 0.0, 1.0, 0, 0, ())
-
-    async def collect(generator: TokenGenerator, number: int) -> list[int]:
-        return [token async for tokens in generator.generate(request(number), None, stream=True) for token in tokens]
+        request = GenerationRequest(ids, answer, temperature, 0.9, 0, number, ())
+        sampler = token_sampling.create_sampler(request, model.device)
+        return [token async for tokens in generator.generate(request, sampler, stream=True) for token in tokens]
 
     async def measure() -> Result:
         loop = asyncio.get_running_loop()
@@ -333,6 +342,9 @@ def serve(settings: Settings, folder: Path) -> Result:
                         for one, two in zip(together, alone, strict=False)
                     ],
                 }
+                began = time.perf_counter()
+                await asyncio.gather(*(collect(batched, number, temperature=0.7) for number in range(count)))
+                rates[count]["sampled_tokens_per_second"] = round(count * answer / (time.perf_counter() - began), 1)
         finally:
             batched.close()
         return {
