@@ -227,17 +227,21 @@ def estimate_memory_parts(
         optimizer_bytes=OPTIMIZERS[config.optimizer].state_bytes,
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
         fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
+        masked_attention=gpu and (config.attention in ("sdpa", "eager") or not _is_padding_free(config)),
         whole_logits=not config.objective_spec.is_causal,
         reference=has_reference and not config.precomputes_reference,
         layout=layout,
     )
 
 
+def _is_padding_free(config: FineTuningConfig) -> bool:
+    return config.objective_spec.is_causal and not config.adaptation_spec.is_prompt_based
+
+
 def _choose_attention(
     config: FineTuningConfig, device: str, bfloat16: bool, model_class: type[PreTrainedModel] | None = None
 ) -> tuple[str, str]:
     """Return the attention kernel and the reason; without a model class, only check the machine."""
-    is_padding_free = config.objective_spec.is_causal and not config.adaptation_spec.is_prompt_based
     missing_for_gpu = ""
     if device != "cuda":
         missing_for_gpu = f"an NVIDIA GPU; the device is {device}"
@@ -249,7 +253,9 @@ def _choose_attention(
         varlen_attention.NAME: missing_for_gpu
         or ("" if varlen_attention.is_available() else "torch 2.10 or later")
         or (
-            "" if is_padding_free else f"rows without padding, which {config.objective} with {config.adaptation} lacks"
+            ""
+            if _is_padding_free(config)
+            else f"rows without padding, which {config.objective} with {config.adaptation} lacks"
         ),
     }
     if reason := missing.get(config.attention):

@@ -123,12 +123,14 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
         def fetch_ahead(self) -> float:
             """Fetch the rows of the epoch's next step while an NVIDIA GPU computes; return for how long the GPU waited.
 
-            This is the whole time of the fetch if the GPU ended during it, else 0.
+            The copy to the GPU waits for the end of the step, so the GPU's own clock is read.
             """
-            start = time.perf_counter()
+            computed, fetched = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            computed.record()
             self.fetched = self.request[0], super().get_batch_samples(*self.request)
-            seconds = time.perf_counter() - start
-            waited = seconds if torch.cuda.current_stream().query() else 0.0
+            fetched.record()
+            fetched.synchronize()
+            waited: float = computed.elapsed_time(fetched) / 1000
             self.waited += waited
             return waited
 

@@ -281,6 +281,7 @@ def _measure_plan(
         optimizer_bytes=request.optimizer_bytes,
         four_bit=request.adaptation == "qlora",
         fused=request.fused,
+        masked_attention=request.on_gpu and request.objective != "sft",
         whole_logits=request.objective != "sft",
         offload=request.offload,
         reference=request.has_reference and request.adapter is None and not request.precomputes_reference,

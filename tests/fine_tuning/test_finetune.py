@@ -16,6 +16,7 @@ from components.common.runtime.errors import BusyError, ConfigurationError, Inpu
 from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning import checkpoints, stage
 from components.fine_tuning.batch_order import order_epoch
+from components.fine_tuning.callbacks import TrainingEvents
 from components.fine_tuning.config import FineTuningConfig, LoraConfig
 from components.fine_tuning.objectives import IGNORED_LABEL, OBJECTIVES, Example
 from components.fine_tuning.row_encoding import RowCounts, encode_rows, read_rows
@@ -82,6 +83,24 @@ def test_digest_does_not_depend_on_base_and_output_paths(tiny: Path, dataset: Ar
     first, second = tune(dataset, tiny, tmp_path / "1" / "model"), tune(dataset, linked_base, tmp_path / "2" / "out")
     assert first.sha256 == second.sha256
     assert str(tiny.parent) not in (first.path / "adapter_config.json").read_text()
+
+
+def test_rows_fetched_ahead_do_not_change_the_training(
+    tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NVIDIA GPU gets the rows of a step while it computes the last one. Here a CPU does, over two epochs."""
+    expected = tune(dataset, tiny, tmp_path / "plain" / "model", max_steps=10)
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda _: 250.0)
+    monkeypatch.setattr("torch.cuda.Event", lambda **_: event)
+    on_step_end = TrainingEvents.on_step_end
+
+    def fetch_first(events: Any, *given: Any, **options: Any) -> None:
+        assert events.trainer.fetch_ahead() == 0.25
+        on_step_end(events, *given, **options)
+
+    monkeypatch.setattr(TrainingEvents, "on_step_end", fetch_first)
+    model = tune(dataset, tiny, tmp_path / "ahead" / "model", max_steps=10)
+    assert model.sha256 == expected.sha256
 
 
 def encode_examples(path: Path, tokenizer: Any, max_length: int) -> tuple[list[Example], RowCounts]:
