@@ -103,7 +103,7 @@ def finetune(settings: Settings, folder: Path) -> Result:
         **settings["recipe"],
     }  # fmt: skip
     config = FineTuningConfig.model_validate({**recipe, "base_model": str(base.path)})
-    count = steps * (config.batch_size or 16) * (length // 100 if kind == "short" else 1)
+    count = steps * (config.batch_size or 16) * (length // 60 if kind == "short" else 1)  # no epoch ends in the profile
     data = workloads.build_dataset(folder, kind, length, min(count, 40_000))
     work = folder / "work" / settings["name"]
     sampler, profiler = UsageSampler(), _StepProfiler(settings.get("profile", False))
