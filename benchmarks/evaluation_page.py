@@ -1,4 +1,4 @@
-"""The pages of the evaluation benchmark: what docs/reference/benchmarks-evaluation.md and -option-tasks.md are, never edited by hand."""
+"""Write docs/reference/benchmarks-evaluation.md and benchmarks-option-tasks.md; neither is edited by hand."""
 
 from __future__ import annotations
 
@@ -17,37 +17,32 @@ ADDED, BESIDE, BOTH = "adapter alone, added to the weights", "adapter alone, bes
 
 HEAD = """# {title}, measured
 
-`benchmarks/evaluation.py` scores likelihood tasks with tuneline's engine and with lm-eval's hf backend: the same requests, the same
-weights in float32, the same torch and threads, in turns in one process. This page is written by it. Seconds run from the texts to the
-likelihoods: tokenising is in them, imports and loading are not. The peer's batch size is, for each task, the quickest of those tried on its
-first rows.
+`benchmarks/evaluation.py` writes this page. It scores likelihood tasks with tuneline's engine and with lm-eval's hf backend, in turns in one
+process, with the same requests, float32 weights, torch and threads. Times include tokenization, but not imports and loading. For each task,
+lm-eval uses the fastest of several batch sizes, tried on its first rows.
 """
 
-OPTIONS = """Options have one token: no or yes in boolq, else the letter of an option listed in the question, as in lm-eval's MMLU. `mmlu_anatomy` is a
-subject of MMLU with lm-eval's description before each question. The examples of `_5shot` are the last five rows of a file (of MMLU, its development rows).
+OPTIONS = """Each option is one token: no or yes in boolq, otherwise the letter of an option in the question, as in lm-eval's MMLU. `mmlu_anatomy` has
+lm-eval's description before each question. The examples of `_5shot` are the last five rows of a file, or MMLU's development rows.
 
-Both systems compute a question once for all its options: lm-eval, too, looks options of one token up in the logits of one row. Without
-examples both therefore compute the same tokens. tuneline saves the head and the softmax at all places but the last; what remains are
-products of matrices in float32 at the speed of the processor (86% of the CPU time in torch's profile), so the goal is out of reach with
-the same tokens and precision. With examples tuneline computes them once for all questions, and lm-eval once for each.
+Both systems compute a question once for all its options, so without examples they process the same tokens; tuneline only skips the head and
+the softmax before the last position. The goal is then out of reach, because float32 matrix products take 86% of the CPU time. tuneline
+computes examples once for all questions, lm-eval once per question.
 """
 
-WHY = """tuneline computes what the options of a question have in common once, makes no logits but those behind which a token is
-scored, and gives each thread a batch of its own. **places** are tokens and padding that went through the model. The profiles are of
-one thread, each over the first {rows} rows of every task{without}.
+WHY = """tuneline computes the common prefix of a question's options once and logits only where a token is scored. Each thread has its own batch.
+**positions** are the tokens and padding that the model processes. The profiles use one thread and the first {rows} rows of every task{without}.
 """
 
-TOGETHER_TOLD = """Each is measured from nothing loaded to all likelihoods: loading the weights, attaching the adapter, tokenising and
-scoring are in it, imports are not. The adapter is LoRA of rank 16 on all linear layers with random matrices, so its answers are worthless
-and its cost is true.
+TOGETHER_TOLD = """Times include loading the weights, attaching the adapter, tokenization and scoring, but not imports. The adapter is LoRA of rank 16 on all
+linear layers. Its matrices are random: the answers are meaningless, the cost is real.
 
-- **{added}** is how tuneline scores an adapter: in float32 the update is added to the weights, after the base was scored on them
-- **{beside}** is the same engine with the adapter as PEFT attaches it, small products beside every layer
-- **{both}** loads the weights once, scores the base, switches the adapter on and scores it
+- **{added}**: tuneline's way; it adds the float32 update to the weights after it has scored the base
+- **{beside}**: the same engine with PEFT's adapter, small products beside every layer
+- **{both}**: loads the weights once, and scores the base, then the adapter
 
-From the first layer on the two models compute different numbers, so nothing but loading can be shared between them: two passes are two
-passes, and with enough items for scoring to outweigh loading the ratio comes near to 2. What spares the second pass is that scores are kept
-by model and task: the base is measured once, whatever candidates follow.
+The two models share only loading, so the ratio approaches 2 with more items. tuneline stores scores by model and task: it scores a base once
+for all candidates.
 """
 
 
@@ -69,7 +64,7 @@ def ratios(results: dict[str, Any]) -> dict[str, float]:
 
 
 def equal(results: dict[str, Any]) -> bool:
-    """Whether both had the same items right."""
+    """Return whether both systems answered the same items correctly."""
     return not any(results["unequal"].values())
 
 
@@ -77,7 +72,7 @@ def summary(results: dict[str, Any]) -> str:
     """A few lines for the terminal."""
     lines = [f"base and adapter together: {ratio:.2f} × {name}" for name, ratio in ratios(results).items()]
     if "theirs" in results:
-        verdict = "the same items right" if equal(results) else "NOT the same items right"
+        verdict = "the same items correct" if equal(results) else "NOT the same items correct"
         lines.insert(0, f"{speed(results):.2f} × lm-eval's speed at its best batch sizes, {verdict}")
     return "\n".join(lines)
 
@@ -112,7 +107,9 @@ def _data(results: dict[str, Any]) -> str:
     if any(task.removesuffix(icl.FEW_SHOT_SUFFIX) in icl.OPTION_TASKS for task in results["lengths"]):
         told += "\n" + OPTIONS
     return (
-        told + "\n" + table_of(["", "items", "requests", "tokens", "tokens scored", "tokens a request", "sha256"], rows)
+        told
+        + "\n"
+        + table_of(["", "items", "requests", "tokens", "tokens scored", "tokens per request", "sha256"], rows)
     )
 
 
@@ -130,10 +127,10 @@ def _beside(results: dict[str, Any]) -> str:
     wall, cpu = speed(results), speed(results, "cpu")
     goal = f"Goal, at least {SPEED:g} × the speed of lm-eval at its best batch size: {met(min(wall, cpu) >= SPEED)}"
     told = (
-        f"tuneline with `batch_tokens: {results['batch_tokens']}`; medians of the rounds, which were {all_rounds} s.\n"
+        f"tuneline with `batch_tokens: {results['batch_tokens']}`. Medians of the rounds, which took {all_rounds} s.\n"
     )
     if results["load"] > results["cores"] / 2:
-        told += "\nOther programs used the processor at the same time: the CPU seconds compare, the seconds do not.\n"
+        told += "\nOther programs used the processor: compare the CPU seconds, not the seconds.\n"
     slow = [task for task in results["lengths"] if speed(results, "cpu", task) < SPEED]
     missed = f" Tasks that miss it in CPU time: {', '.join(slow)}." if slow else ""
     return f"## Beside lm-eval\n\n{table_of(head, rows)}\n{told}\n{goal} ({wall:.2f}, in CPU time {cpu:.2f}).{missed}\n"
@@ -145,13 +142,13 @@ def _scores(results: dict[str, Any]) -> str:
         apart, unequal = results["differences"][task], results["unequal"][task]
         accuracies = [f"{results['accuracy'][name][task]:.4f}" for name in ("ours", "theirs")]
         rows.append([task, *accuracies, str(len(unequal)), f"{apart['mean']:.1e}", f"{apart['most']:.1e}"])
-    head = ["", "tuneline", "lm-eval", "items that differ", "log-likelihood, mean difference", "most"]
+    head = ["", "tuneline", "lm-eval", "items that differ", "log-likelihood, mean difference", "maximum"]
     verdict = (
-        "Both have the same items right."
+        "Both systems answer the same items correctly."
         if equal(results)
-        else "**The two do not have the same items right: the speeds do not compare.**"
+        else "**The systems differ in some items, so their speeds are not comparable.**"
     )
-    return f"## Scores\n\n{verdict} Differences are in nats a request.\n\n{table_of(head, rows)}"
+    return f"## Scores\n\n{verdict} Differences are in nats per request.\n\n{table_of(head, rows)}"
 
 
 def _trials(results: dict[str, Any]) -> str:
@@ -161,7 +158,7 @@ def _trials(results: dict[str, Any]) -> str:
 
 def _profiles(results: dict[str, Any]) -> str:
     mine, theirs = (results["profiles"][name] for name in ("ours", "theirs"))
-    rows = [["places", f"{mine['slots']:,.0f}", f"{theirs['slots']:,.0f}", f"{theirs['slots'] / mine['slots']:.2f}"]]
+    rows = [["positions", f"{mine['slots']:,.0f}", f"{theirs['slots']:,.0f}", f"{theirs['slots'] / mine['slots']:.2f}"]]
     for part in mine["parts"]:
         one, other = mine["parts"][part], theirs["parts"][part]
         rows.append([f"{part}, s", f"{one:.2f}", f"{other:.2f}", f"{other / one:.2f}" if one else ""])
@@ -180,14 +177,14 @@ def _together(results: dict[str, Any]) -> str:
         rows.append(
             [name, f"{seconds(rounds):.1f}", f"{seconds(rounds, 'cpu'):.1f}", f"{ratio:.2f}" if ratio else "", verdict]
         )
-    head = ["", "s", "CPU s", "together over this", f"goal: at most {TOGETHER:g}"]
+    head = ["", "s", "CPU s", "ratio of both to this", f"goal: at most {TOGETHER:g}"]
     exact = (
-        f"Log-likelihoods with the update added to the weights differ from those beside them by at most {told['added_apart']:.1e} nats a "
-        f"request; those of base and adapter together from those of each alone by at most {told['together_apart']:.1e}.\n"
+        f"Log-likelihoods differ by at most {told['added_apart']:.1e} nats per request between an update added to the weights and one beside "
+        f"them, and by at most {told['together_apart']:.1e} between base and adapter together and each alone.\n"
     )
     return f"## An adapter and its base\n\n{TOGETHER_TOLD.format(added=ADDED, beside=BESIDE, both=BOTH)}\n{table_of(head, rows)}\n{exact}"
 
 
 def _memory(results: dict[str, Any]) -> str:
     cost = results["cost"]
-    return f"\nThe process of all measurements took {cost['wall']:,.0f} s and held {cost['rss'] / MIB:,.0f} MiB at most, both systems in it.\n"
+    return f"\nAll measurements ran in one process, which took {cost['wall']:,.0f} s and at most {cost['rss'] / MIB:,.0f} MiB.\n"

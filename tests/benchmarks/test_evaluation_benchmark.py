@@ -174,7 +174,7 @@ def test_page_reports_missed_goal(results: dict[str, Any]) -> None:
     assert page.startswith("# Evaluation, measured")
     assert "Other programs used the processor" not in page
     assert "Other programs used the processor" in evaluation_page.markdown({**slow, "load": 3})
-    assert "Both have the same items right." in page
+    assert "Both systems answer the same items correctly." in page
     for name in results["adapter"]["rounds"]:
         assert f"| {name} |" in page
     unequal = {**results, "unequal": {**results["unequal"], "questions": [1]}}
