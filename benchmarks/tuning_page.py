@@ -1,4 +1,4 @@
-"""The page of the fine-tuning benchmark: docs/reference/benchmarks-fine-tuning.md and its plot are what this writes, never edited by hand."""
+"""Write docs/reference/benchmarks-fine-tuning.md and its plot; neither is edited by hand."""
 
 from __future__ import annotations
 
@@ -15,22 +15,18 @@ LOSS = 0.01  # of the peer's held-out loss by which ours may lie above it and st
 
 HEAD = """# Fine-tuning, measured
 
-`benchmarks/fine_tuning.py` trains the embedded model on the same rows with tuneline, with a plain TRL script and with
-LLaMA-Factory, each in a process of its own, one after the other in one run. This page is written by it. Everybody has
-LoRA of rank {rank}, alpha {alpha:g}, without dropout, on all linear layers; the learning rate {learning_rate:g}, constant;
-{batch_size} rows an optimizer step, packed or not; float32 weights; {max_length} tokens a row at most; {threads} threads;
-and goes once over the rows, so that all see the same tokens. Everything else is each
-system's default, except where the name ends in `-kept` or `-best`, and except tuneline's micro_batch_size, which is chosen for a CPU.
+`benchmarks/fine_tuning.py` writes this page. It trains the embedded model with tuneline, a plain TRL script and LLaMA-Factory, one after the
+other in separate processes. All use the same rows once; LoRA of rank {rank}, alpha {alpha:g}, without dropout, on all linear layers; a constant
+learning rate of {learning_rate:g}; {batch_size} rows per optimizer step, packed or not; float32 weights; at most {max_length} tokens per row; and
+{threads} threads. Other settings are defaults, except tuneline's micro_batch_size and those of names that end in `-kept` or `-best`.
 """
 
-MEASURES = """- **useful tokens**: tokens that are no padding; **padding** is the share of the slots in the batches that hold none
-- **tokens/s** and **s**: from the beginning of the first step to the end of the last; imports, loading, tokenising and the writing of the
-  result are apart. Of {rounds}, taken in turns, the median
-- **CPU s**: processor seconds of the same span, all threads. Threads that wait for one another spin, so on a busy machine these rise
-  too; with `--threads 1` they do not
-- **peak memory**: of the whole command, the sum over its processes of what each holds alone and its part of what it shares (PSS)
-- **held-out loss**: of the adapter on {held_out} rows that nobody trained on, measured by one evaluator for all: cross-entropy over the
-  answers' tokens, nats. The base model has {base:.4f}
+MEASURES = """- **useful tokens**: tokens without padding; **padding**: its share of the batches' slots
+- **tokens/s** and **s**: from the first step to the end of the last, the median of {rounds} in turns
+- **CPU s**: CPU seconds of all threads in that time. Waiting threads spin, which increases them on a busy machine, except with `--threads 1`
+- **peak memory**: PSS of all processes of the command
+- **held-out loss**: cross-entropy of the answers' tokens in nats, on {held_out} rows that no system trained on, by one evaluator. The base
+  model has {base:.4f}
 """
 
 
@@ -121,9 +117,9 @@ def markdown(results: dict[str, Any], plot: str) -> str:
 
 def _data(data: dict[str, Any]) -> str:
     return (
-        f"The rows are the first {data['rows']:,} of `{data['name']}` that are one question and one answer of together at most "
-        f"{data['max_length']} tokens: {data['tokens']:,} tokens, {data['tokens'] / data['rows']:.0f} a row. {data['left_out']:,} of "
-        f"{data['read']:,} are longer and left out, since each system cuts them in a way of its own. sha256 `{data['sha256'][:16]}`.\n"
+        f"The rows are the first {data['rows']:,} of `{data['name']}` with one question and one answer of together at most "
+        f"{data['max_length']} tokens: {data['tokens']:,} tokens, {data['tokens'] / data['rows']:.0f} per row. {data['left_out']:,} of "
+        f"{data['read']:,} are longer and left out, because each system truncates differently. sha256 `{data['sha256'][:16]}`.\n"
     )
 
 
@@ -161,8 +157,21 @@ def _goals(rows: list[dict[str, Any]]) -> str:
         ]
         for pair in ratios(rows)
     ]
-    head = ["", "", "× tokens a CPU second", "goal", "× tokens/s", "× peak memory", "goal", "held-out loss, difference"]
-    return "## tuneline over its peers\n\n" + table_of(head, lines) + f"\nLosses within {LOSS:.0%} are called equal.\n"
+    head = [
+        "",
+        "",
+        "× tokens per CPU second",
+        "goal",
+        "× tokens/s",
+        "× peak memory",
+        "goal",
+        "held-out loss, difference",
+    ]
+    return (
+        "## tuneline compared with its peers\n\n"
+        + table_of(head, lines)
+        + f"\nLosses within {LOSS:.0%} count as equal.\n"
+    )
 
 
 def _startup(rows: list[dict[str, Any]]) -> str:
@@ -178,12 +187,12 @@ def _startup(rows: list[dict[str, Any]]) -> str:
                     *(f"{parts[n]:.1f}" if n in parts else "" for n in ("import", "load", "prepare")),
                 ]
             )
-    told = "From the command to the first step, tokenising and packing included; by part where the system tells it.\n"
-    return "## Starting\n\n" + told + "\n" + table_of(head, lines)
+    told = "From the command to the first step, with tokenization and packing; by part if the system reports it.\n"
+    return "## Startup\n\n" + told + "\n" + table_of(head, lines)
 
 
 def _settings(rows: list[dict[str, Any]]) -> str:
-    head = ["", "steps", "settings beyond those of all", "weights", "packages"]
+    head = ["", "steps", "settings beyond the common ones", "weights", "packages"]
     lines = [
         [
             row["name"],
@@ -195,19 +204,19 @@ def _settings(rows: list[dict[str, Any]]) -> str:
         for row in rows
         if "rate" in row
     ]
-    return "## How each was run\n\n" + table_of(head, lines)
+    return "## Settings\n\n" + table_of(head, lines)
 
 
 def _losses(rows: list[dict[str, Any]]) -> str:
     lines = [[row["name"], " ".join(f"{loss:.3f}" for loss in row["losses"])] for row in rows if "rate" in row]
-    told = "As each system tells it, of the rows of one step after another; their order is each system's own.\n"
+    told = "As each system reports it, by step. The order of the rows differs.\n"
     return "## Training loss\n\n" + told + "\n" + table_of(["", "loss by step"], lines)
 
 
 def _profiles(profiles: dict[str, dict[str, float]]) -> str:
     kinds = list(next(iter(profiles.values()), {}))
     lines = [[name, *(f"{shares[kind]:.1%}" for kind in kinds)] for name, shares in profiles.items()]
-    told = "Shares of the time of torch's operations by kind, in one more training of each under torch's profiler.\n"
+    told = "Shares of the time of torch's operations, in a separate training with torch's profiler.\n"
     return "## Where the time goes\n\n" + told + "\n" + table_of(["", *kinds], lines)
 
 
