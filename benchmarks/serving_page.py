@@ -1,4 +1,4 @@
-"""The page of the serving benchmark: docs/reference/benchmarks-serving.md and its plot are what this writes, never edited by hand."""
+"""Write docs/reference/benchmarks-serving.md and its plot; neither is edited by hand."""
 
 from __future__ import annotations
 
@@ -15,34 +15,31 @@ REQUEST_MILLISECONDS, TOKEN_MILLISECONDS, CAPTURE_MILLISECONDS = 2.0, 0.1, 0.05
 
 HEAD = """# Serving, measured
 
-`benchmarks/serving.py` puts load on a package of tuneline, on the same package with one slot (the same backend, its batching off) and,
-where asked for, on vLLM behind a python model of the benchmark's own, all in the same Triton server binary, in turns in one run. This page
-is written by it. The model is `{model}` ({parameters:.0f}M parameters) in float32, with {threads} thread(s) for each engine. Prompts are
-{texts} texts of about {lengths} tokens by turns; every answer has {max_tokens} tokens, greedy and streamed. The load client runs on the
-same machine.
+`benchmarks/serving.py` writes this page. It compares a tuneline package, the same package with one slot (no batching) and, on request, vLLM
+behind a Python model of the benchmark, in turns in the same Triton server binary. The model is `{model}` ({parameters:.0f}M parameters) in
+float32, with {threads} thread(s) per engine. {texts} prompts have about {lengths} tokens; every answer has {max_tokens} tokens, greedy and
+streamed. The load client runs on the same machine.
 """
 
-MEASURES = """- **clients**: a closed loop of so many, each asking again as soon as it is answered, {requests} requests each (each text
-  at least once); of {rounds} round(s) the median
-- **first token**, **a token**, **answer**: milliseconds from asking to the first piece, between pieces after it, and to the end;
-  percentiles over all requests of a round
-- **CPU**: cores that the server with its models, and the load client, were using
-- **tokens a core**: tokens per CPU second of the server with its models
-- **{generate}**: `transformers.generate` in a plain loop over the same prompts, in a process of its own, without any server
+MEASURES = """- **clients**: each sends {requests} requests, one after the other (each text at least once). Medians of {rounds} round(s)
+- **first token**, **per token**, **answer**: milliseconds to the first piece, between later pieces, and to the end; percentiles over all
+  requests of a round
+- **CPU**: cores that the server with its models, and the load client, used
+- **tokens per CPU s**: of the server with its models
+- **{generate}**: a loop with `transformers.generate` over the same prompts, in a separate process
 """
 
-RATES = """Requests that arrive at random (a Poisson process with a seed), whether or not the ones before are answered; times run from the
-moment a request was due. {seconds:g} seconds each.
+RATES = """Requests arrive at random (a seeded Poisson process) for {seconds:g} seconds. Times start when a request is due.
 """
 
-GATEWAY = """CPU time of the gateway's process, with an API key, the usage file and the request log. The official OpenAI client sends {requests}
-chats of each kind from {clients} clients. The cost of a token is that of the further tokens of a streamed answer of {tokens} tokens. Of the time
-of these answers {loop_share:.0%} is in the thread of the event loop (reading the model's messages, JSON, HTTP), the rest in gRPC's threads.
+GATEWAY = """CPU time of the gateway's process with an API key, usage file and request log. The official OpenAI client sends {requests} chats of each kind
+from {clients} clients. Further tokens are those of a streamed answer of {tokens} tokens. The event loop's thread (model messages, JSON, HTTP)
+takes {loop_share:.0%} of the time of these answers, gRPC's threads the rest.
 """
 
 CAPTURE = """
-Capture of every request, measured alone with answers as long as their prompts: {path:.4f} ms of CPU time per request in the thread of
-the event loop, {writer:.3f} ms in the thread of the writer (redaction, JSON, files), {row_bytes:.0f} bytes a row.
+Capture of every request, measured alone with answers as long as their prompts, takes {path:.4f} ms of CPU time per request in the event
+loop's thread and {writer:.3f} ms in the writer's thread (redaction, JSON, files). A row has {row_bytes:.0f} bytes.
 """
 
 
@@ -115,7 +112,7 @@ def same(results: dict[str, Any]) -> bool:
 def summary(results: dict[str, Any]) -> str:
     """A few lines for the terminal."""
     lines = [f"{one['name']}: {one['ratio']:.3g}{_wanted(one)}" for one in goals(results)]
-    return "\n".join([*lines, f"answers among many clients are those given alone: {same(results)}"])
+    return "\n".join([*lines, f"answers among many clients equal those given alone: {same(results)}"])
 
 
 def _wanted(one: dict[str, Any]) -> str:
@@ -146,17 +143,17 @@ def markdown(results: dict[str, Any], plot: str) -> str:
 
 def _goals(results: dict[str, Any]) -> str:
     return "".join(f"- {one['name']}: {one['ratio']:.3g}{_wanted(one)}\n" for one in goals(results)) + (
-        f"- answers among many clients are those given alone: {met(same(results))}\n"
+        f"- answers among many clients equal those given alone: {met(same(results))}\n"
     )
 
 
 HEADINGS = [
     "tokens/s",
-    "tokens a core",
+    "tokens per CPU s",
     "first token p50",
     "p90",
     "p99",
-    "a token p50",
+    "per token p50",
     "p99",
     "answer p50",
     "p99",
@@ -230,7 +227,7 @@ def _texts(results: dict[str, Any]) -> str:
         ]
         for one in results["texts"]
     ]
-    head = ["", "clients", "prompt tokens", "answers", "not those given alone", f"not those of {GENERATE}", "too short"]
+    head = ["", "clients", "prompt tokens", "answers", "other than alone", f"other than {GENERATE}", "too short"]
     return f"## Answers\n\nsha256 of the prompts `{results['sha256'][:16]}`.\n\n" + table_of(head, rows)
 
 
@@ -244,7 +241,7 @@ def _servers(results: dict[str, Any]) -> str:
 
 def _profile(results: dict[str, Any]) -> str:
     """Where a step's time goes in the batch itself, without a server."""
-    told = "The batch in a process of its own, without a server, its requests all asked at once; seconds by part of a step.\n"
+    told = "The batch in a separate process without a server, with all requests at once; seconds by part of a step.\n"
     parts = list(results["profile"][0]["parts"])
     rows = [
         [
