@@ -1,4 +1,4 @@
-"""The page of the results, docs/reference/benchmarks-curation.md, which is never edited by hand."""
+"""Write docs/reference/benchmarks-curation.md, which is not edited by hand, and tables and facts of the other pages."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from statistics import median
 from typing import Any
 
 GIB, MIB = 1024**3, 1024**2
-FAR = (100_000_000, 1_000_000_000)  # rows that the slopes are drawn out to
+FAR = (100_000_000, 1_000_000_000)  # rows that the fits are extrapolated to
 OURS = "tuneline, near duplicates only"
-GOALS = {"datatrove": 10, "text-dedup": 5}  # times the CPU time of tuneline's that the peer is to take at least
+GOALS = {"datatrove": 10, "text-dedup": 5}  # minimum CPU time of the peer, as a multiple of tuneline's
 SPEEDUP = 1.6  # of the default curation's rows per CPU second, over the baseline
 RECALL, PRECISION, SPEED, MEMORY = 0.97, 0.95, 2_000, 6 * GIB
 
 HEAD = """# Data curation, measured
 
-`benchmarks/curation.py` measures the data stage and writes this page: the search for near duplicates beside other
-tools, the default curation, and a million rows. CPU seconds cover all processes of a command, with imports. Memory is the
-peak of the sum over these processes, sampled ten times a second. `make bench-curation` takes about an hour. Each section
-names the commit that it was measured at.
+`make bench-curation` writes this page in about an hour. CPU seconds cover all processes of a command, with imports. Memory
+is the peak of their sum, sampled ten times a second. Sections were measured at different commits.
 """
 
 TITLES = (
@@ -29,51 +27,46 @@ TITLES = (
     "## Default curation beside an earlier commit",
     "## The whole curation",
     "## Rows that share a long template",
-    "## A million rows, and what follows for more",
+    "## A million rows and extrapolation",
 )
 
 CORPUS = """## The corpus
 
-{documents:,} documents of {mean:.0f} characters on average, built by the benchmark from sentences that every machine
-with Python has: the standard library's documentation strings and the language reference. Each sentence is the front of
-one spliced to the back of another, so that documents resemble each other only where one was made from the other.
-{near:.0%} are edited copies: words replaced, removed and put in, sentences replaced, until the similarity is 0.50, 0.55, …
-or 0.95, equally often; {equal:.0%} are equal to another, and {rewritten:.0%} differ in case and white space. All stand in a
-random order. The same Python gives the same bytes; sha256 `{sha256}`.
+{documents:,} documents of {mean:.0f} characters on average, in random order, built from Python's docstrings and language
+reference. Each sentence joins the front of one sentence to the back of another, so that documents are similar only if one is a copy of the other.
+{near:.0%} are edited copies with a similarity of 0.50, 0.55, … or 0.95, equally often; {equal:.0%} are equal to another
+document, and {rewritten:.0%} differ in case and white space. The same Python version gives the same bytes; sha256
+`{sha256}`.
 
-Similarity is the Jaccard similarity of the sets of word 5-grams, words being lower-case runs of letters, digits and
-underscores. All pairs of the corpus from 0.7 on were found exactly, by comparing sets and not signatures: {pairs:,} true
-pairs, {high:,} of them from 0.8 on. Of the documents they join, over any number of steps, keeping one each would remove
-{surplus:,}.
+Similarity is the Jaccard similarity of the sets of word 5-grams. Words are lower-case runs of letters, digits and
+underscores. An exact comparison found all pairs from 0.7: {pairs:,} true pairs, {high:,} of them from 0.8. Keeping one
+document of each connected group would remove {surplus:,}.
 """
 
-MEASURES = """- **recall**: of the true pairs, the share of which at least one document was removed; also of the pairs from 0.8 on
-- **precision**: of the removed documents, the share that are in a true pair
-- **far**: of the removed documents, the share without a true partner among the kept documents. If a is similar to b and b
-  to c, most tools remove c for a; tuneline removes a row only if a kept row is similar to it
+MEASURES = """- **recall**: share of the true pairs with at least one document removed; also of the pairs from 0.8
+- **precision**: share of the removed documents that are in a true pair
+- **far**: share of the removed documents without a true partner among the kept documents. If a is similar to b and b to c,
+  most tools remove c for a; tuneline removes a row only if a kept row is similar to it
 
-All tools read the same JSONL file, with word 5-grams and 128 permutations. Each tool splits words differently, which
-explains a part of the differences.
+All tools read the same JSONL file, with word 5-grams and 128 permutations. Some differences result from how they split words.
 """
 
 PUBLIC = """## Near duplicates in public text
 
 {about}
 
-{documents:,} documents of {mean:.0f} characters on average; sha256 `{sha256}`. The pairs were found exactly, as in the built
-corpus: {pairs:,} true pairs, {high:,} of them from 0.8 on. Keeping one document of each connected group would remove
-{surplus:,}.
+{documents:,} documents of {mean:.0f} characters on average; sha256 `{sha256}`. An exact comparison found {pairs:,} true pairs,
+{high:,} of them from 0.8. Keeping one document of each connected group would remove {surplus:,}.
 """
 
-CONSTANT_COST = """Small datasets gain less, because a command has constant costs: imports, the digest of the code, the engine's process,
-the charts of the report and the tokenizer.
+CONSTANT_COST = """Small datasets gain less because of constant costs: imports, the digest of the code, the engine's process, charts and the
+tokenizer.
 """
 
 BASELINE = """## Default curation beside an earlier commit
 
-CPU seconds of `tuneline curate` without a configuration, in alternating runs of both checkouts; of several runs, the median.
-Runs of each checkout per source: {repeats}. The baseline is commit `{baseline}`. Memory is the highest peak (PSS). The
-defaults of the checkouts may differ, such as the numbers of rows whose languages and tokens the report counts.
+CPU seconds of `tuneline curate` without a configuration: the median of alternating runs, with {repeats} per checkout and
+source. The baseline is commit `{baseline}`. Memory is the highest peak (PSS). The defaults of the checkouts may differ.
 """
 
 
@@ -81,16 +74,15 @@ MACHINES = (24, 64, 512)  # GiB
 CORES = 64
 ENTRY = 16  # bytes: a 64-bit bucket and a 64-bit row
 
-ASKED = """What that asks for:
+ASKED = """Consequences:
 
-- one machine, by the line of its memory: {fits}. `data_curation.engine: ray` spreads over a cluster what takes most of the time, preparing
-  rows and finding candidates; comparing the candidates exactly and placing the rows stay on one machine, whose memory follows this line
-- rows that were published before are compared like new ones, at the same cost a row, so curating in turns does not make a corpus fit. One
-  that no machine holds is parted where copies across the parts do not matter, by source or by language, each part under a
-  `data_versioning.name` of its own: a row that stands in two parts then stays in both
-- processor time divides by cores, since rows are worked on in chunks that know nothing of each other: {cores} cores take {hours}
-- candidates are found band by band: every row gives {count} entries of a bucket and a row, {entry} bytes each, {bands} on the shared
-  disk in all; a worker takes one band at a time, so {count} can work at once
+- Memory: {fits}. `data_curation.engine: ray` distributes the preparation of rows and the search for candidates. One machine compares the
+  candidates exactly and assigns the splits; its memory follows this line.
+- A corpus that no machine holds: divide it by source or language, with one `data_versioning.name` per part. A row in two parts stays in
+  both. Curation in turns does not help, because rows of earlier versions have the same cost.
+- CPU time divides by cores, because chunks of rows are independent: {cores} cores take {hours} for the two sizes above.
+- Shared disk: every row has {count} entries of {entry} bytes (bucket and row), {bands} in total. A worker processes one band at a time, so
+  {count} can work at once.
 """
 
 
@@ -215,7 +207,7 @@ def _tool(tool: dict[str, Any], ours: float | None) -> list[str]:
 
 
 def _goals(part: dict[str, Any], ours: float | None) -> str:
-    """Each goal and whether it was met, in so many words."""
+    """Return the goals and whether they are met."""
     lines = []
     for tool in part["tools"]:
         if "cost" not in tool:
@@ -238,13 +230,13 @@ def met(yes: bool) -> str:
 
 
 def _curation(part: dict[str, Any]) -> str:
-    head = ["settings", "CPU s", "documents a CPU second", "wall s", "peak memory", "kept", "dropped and quarantined"]
+    head = ["settings", "CPU s", "documents per CPU second", "wall s", "peak memory", "kept", "dropped and quarantined"]
     table = table_of(head, [_run(run) for run in part["runs"]])
     made = part["corpus"]
     mean = made["characters"] / made["documents"]
     text = f"{made['documents']:,} documents of the same kind, {mean:.0f} characters each, from JSONL to the dataset's files.\n"
     goals = [
-        f"Goal for the default: {SPEED:,} documents a CPU second: {met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
+        f"Goal for the default: {SPEED:,} documents per CPU second: {met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
         for run in part["runs"][:1]
         if "rows" in run
     ]
@@ -276,7 +268,7 @@ def _profile(part: dict[str, Any]) -> str:
     """CPU seconds by process, and by module."""
     texts = []
     if parts := part["runs"][0]["cost"]["parts"]:
-        texts.append("CPU seconds of the default by process, as far as they were seen:\n")
+        texts.append("CPU seconds of the default by process, as sampled:\n")
         texts.append(
             table_of(
                 ["process", "CPU s"],
@@ -285,9 +277,7 @@ def _profile(part: dict[str, Any]) -> str:
         )
     if profile := part["profile"]:
         whole = sum(profile.values())
-        texts.append(
-            "And by module, under cProfile, which slows it down; a library's time counts where it was called from:\n"
-        )
+        texts.append("By module, with the overhead of cProfile; a library's time counts for its caller:\n")
         rows = [
             [f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"]
             for name, seconds in profile.items()
@@ -299,10 +289,9 @@ def _profile(part: dict[str, Any]) -> str:
 
 TEMPLATE = """## Rows that share a long template
 
-Documents of 125 words that all begin with the same 100, so that any two are 0.66 alike and fall into the same buckets by the
-thousand. In a bucket of more than {crowd} rows not all pairs are compared, which would be their square, but each row with the
-first and with {near} near it. Every twentieth document has 9 of another's own words as well and is 0.77 alike to it; **found**
-are those pairs of which one was removed.
+Documents of 125 words share the first 100: any two have a similarity of 0.66, and thousands fall into the same bucket. In a
+bucket of more than {crowd} rows, each row is compared only with the first and with {near} neighbours. Every twentieth document
+shares 9 more words with another and has a similarity of 0.77 to it; **found** counts the pairs with one document removed.
 """
 
 
@@ -321,7 +310,7 @@ def _template(part: dict[str, Any]) -> str:
         ]
         for run in part["runs"]
     ]
-    head = ["rows", "CPU s", "a row", "peak memory (PSS)", "most disk", "found", "recall", "removed"]
+    head = ["rows", "CPU s", "per row", "peak memory (PSS)", "peak disk", "found", "recall", "removed"]
     return "\n".join(
         [TEMPLATE.format(crowd=MAX_FULL_BUCKET_ROWS, near=NEIGHBOURHOOD_ROWS), made_with(part), table_of(head, rows)]
     )
@@ -332,11 +321,11 @@ def _scale(part: dict[str, Any]) -> str:
         "rows",
         "input",
         "CPU s",
-        "rows a CPU second",
+        "rows per CPU second",
         "wall s",
         "peak memory (PSS)",
         "sum of RSS",
-        "most disk",
+        "peak disk",
         "dataset",
         "kept",
     ]
@@ -348,9 +337,7 @@ def _scale(part: dict[str, Any]) -> str:
         for run in done
         if run["documents"] == 1_000_000
     )
-    return "\n".join(
-        ["## A million rows, and what follows for more\n", made_with(part), table + failed + goal, _slopes(done)]
-    )
+    return "\n".join(["## A million rows and extrapolation\n", made_with(part), table + failed + goal, _slopes(done)])
 
 
 def _sized(run: dict[str, Any]) -> list[str]:
@@ -381,30 +368,23 @@ def _slopes(runs: list[dict[str, Any]]) -> str:
     rows = []
     for name, key, unit, factor in (
         ("memory", "pss", "GiB", GIB),
-        ("disk at most", "disk", "GiB", GIB),
+        ("peak disk", "disk", "GiB", GIB),
         ("CPU", "cpu", "h", 3600),
     ):
         slope, start = line([(run["documents"], run["cost"][key]) for run in runs])
         each = f"{slope * 1e6:.0f} µs" if key == "cpu" else f"{slope:,.0f} bytes"
         begin = f"{start:.0f} s" if key == "cpu" else f"{start / MIB:,.0f} MiB"
         rows.append([name, begin, each, *(f"{(start + slope * far) / factor:,.0f} {unit}" for far in FAR)])
-    table = table_of(["", "at the start", "a row", *(f"at {far:,} rows" for far in FAR)], rows)
-    return (
-        "Lines through these sizes, and where they lead if nothing bends:\n\n"
-        + table
-        + "\n"
-        + _grown(runs)
-        + "\n"
-        + _asked(runs)
-    )
+    table = table_of(["", "constant", "per row", *(f"at {far:,} rows" for far in FAR)], rows)
+    return "Linear fits of these sizes, extrapolated:\n\n" + table + "\n" + _grown(runs) + "\n" + _asked(runs)
 
 
 def _grown(runs: list[dict[str, Any]]) -> str:
-    """Which process it is whose memory grows."""
+    """Return the fits of the memory by process."""
     names = sorted({name for run in runs for name, held in run["cost"]["memory"].items() if held > 20 * MIB})
     lines = {name: line([(run["documents"], run["cost"]["memory"].get(name, 0)) for run in runs]) for name in names}
     rows = [[f"`{name}`", f"{start / MIB:,.0f} MiB", f"{slope:,.0f} bytes"] for name, (slope, start) in lines.items()]
-    return "The same by process (RSS, each at its own peak):\n\n" + table_of(["process", "at the start", "a row"], rows)
+    return "The same by process (RSS, each at its own peak):\n\n" + table_of(["process", "constant", "per row"], rows)
 
 
 def _asked(runs: list[dict[str, Any]]) -> str:

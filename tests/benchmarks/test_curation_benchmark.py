@@ -214,7 +214,7 @@ def test_page_reports_missed_goals_and_failed_peers() -> None:
     assert "precision of at least 0.95: met" in text
     assert "at most 1/5 of text-dedup's CPU time: met (1/15.0)" in text
     assert "**datatrove** was not measured: no such package" in text
-    assert "2,000 documents a CPU second: **missed**" in text
+    assert "2,000 documents per CPU second: **missed**" in text
 
 
 def test_templated_documents_have_the_documented_similarity(tmp_path: Path) -> None:
