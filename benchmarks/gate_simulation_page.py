@@ -19,26 +19,24 @@ DEFAULT, STRICT = ITEM_LOSSES
 HEAD = """# Promotion gate, simulated
 
 `make bench-gate` writes this page. It simulates how often the promotion gate accepts a model that it must refuse (false
-acceptance), a model that is equal to the other, and a better one. [evaluation.md](../how-to/evaluation.md#statistics) describes
-the bounds.
+acceptance), an equal model, and a better model. [Evaluation](../how-to/evaluation.md#statistics) describes the bounds.
 
-The rule is `max_loss: {max_loss}` with 95% confidence. False acceptance: the true mean difference is exactly
-−{max_loss}. Equal: 0. Better: +{better}. Each case has {trials:,} trials (a quarter as many for the models that may be
-accepted) and {samples:,} weightings of the items, so a measured 5% has a standard error of 0.7%. The gate computes the
-bound exactly; the simulation approximates it with the weightings, which all trials share. `max_item_loss` is {loss:g},
-the default of `held_out.loss` in nats per token; it is 1 for right and wrong answers. A catastrophe is a loss of
-`max_item_loss` on one item; all other items are a little better, so that the mean is as stated.
+The rule is `max_loss: {max_loss}` with 95% confidence. The true mean difference is exactly −{max_loss} for false acceptance,
+0 for an equal model, and +{better} for a better model. Each case has {trials:,} trials, and a quarter as many for equal
+and better models. {samples:,} weightings of the items, shared by all trials, approximate the gate's exact bound. A
+measured 5% has a standard error of 0.7%. `max_item_loss` is {loss:g} nats per token, the default of `held_out.loss`, and 1
+for right and wrong answers. A catastrophe is a loss of `max_item_loss` on one item; all other items are slightly better, which keeps the mean.
 """
 
 GUARANTEE = """## Guarantee and limits
 
-- The bound on the mean allows for one more item with a loss of `max_item_loss`, or of the worst item seen. It is exact
-  if answers can only be lost, or only be won. For other differences of at most `max_item_loss` it is a conjecture, which
-  no simulation has contradicted.
-- A catastrophe beyond `max_item_loss` that no item of the test split shows is not in the mean. The share of such items
-  is limited by the rule `max_harmed_share`: at most 10% by default, an exact bound. If a catastrophe of twice
-  `max_item_loss` hits 1% of the items, and the mean is at the limit, the rule on the mean alone accepts: {beyond}.
-- Items are independent. Near-duplicates within a test split make the bounds too optimistic; the data stage removes them.
+- The bound on the mean assumes one more item with a loss of `max_item_loss`, or of the worst item seen. It is exact if
+  answers can only be lost, or only be won. For other differences of at most `max_item_loss`, it is a conjecture that no
+  simulation has contradicted.
+- The mean does not include catastrophes beyond `max_item_loss` that no test item shows. The rule `max_harmed_share`
+  limits the share of such items, by default to 10%, with an exact bound. If 1% of the items lose twice `max_item_loss`
+  and the mean is at the limit, the rule on the mean alone accepts: {beyond}.
+- Items must be independent. Near-duplicates in a test split make the bounds too optimistic; the data stage removes them.
 """
 
 
@@ -58,15 +56,14 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         _compare(results.false_acceptance[DEFAULT]),
         f"The rule requires {_count_required_items()} items of nats per token. Without this minimum, as for "
         f"`min_gain: 0`, the worst false acceptance is {results.find_worst(BOUND_ALONE):.1%}.\n",
-        "## Power\n\nAcceptance by the present rule: equal model / better model. A rule that needs more items than there are "
-        "accepts nothing.\n",
+        "## Power\n\nAcceptance by the present rule: equal model / better model. With too few items, the rule accepts nothing.\n",
         _show_power(results, DEFAULT),
-        "## Bounds compared\n\nThe earlier bound is the lower of a studentised bootstrap and of percentiles widened for small "
-        "samples. Betting and empirical Bernstein bounds are proven under the same assumption, and need several times the "
-        "items. Power is that for an equal model, the mean over the distributions.\n",
+        "## Bounds compared\n\nThe earlier bound is the lower of a studentised bootstrap and percentiles widened for small samples. Betting "
+        "and empirical Bernstein bounds are proven under the same assumption, but need several times the items. Power: mean "
+        "over the distributions, for an equal model.\n",
         _compare_methods(results),
-        "## A smaller max_item_loss\n\n`max_item_loss: 1` needs fewer items. Catastrophes are losses of 1 here. Distributions "
-        f"with losses beyond 1 break the assumption; the worst false acceptance is {results.find_worst('gate', STRICT):.1%}.\n",
+        "## A smaller max_item_loss\n\n`max_item_loss: 1` needs fewer items. A catastrophe is then a loss of 1. Losses beyond 1 break "
+        f"the assumption: the worst false acceptance is {results.find_worst('gate', STRICT):.1%}.\n",
         _compare(results.false_acceptance[STRICT]),
         _show_power(results, STRICT),
         f"## Share of harmed items\n\nAcceptance by `max_harmed_share: {MAX_HARMED_SHARE:g}` if exactly {MAX_HARMED_SHARE:.0%} of all items are harmed.\n",
@@ -74,7 +71,7 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         "## Reuse of a test split\n\nProbability that at least one of several inferior candidates passes on one test split "
         f"of {gate_simulation.REUSE_ITEMS:,} items (normal differences, `max_item_loss: 1`, {gate_simulation.REUSE_SAMPLES:,} "
         "weightings). "
-        "[registry.md](../how-to/registry.md#reuse-of-a-test-split) describes the correction.\n",
+        "[Promotion](../how-to/registry.md#reuse-of-a-test-split) describes the correction.\n",
         table_of(
             ["candidates", *next(iter(results.reuse.values()))],
             [[count, *(f"{rate:.1%}" for rate in rates.values())] for count, rates in results.reuse.items()],
