@@ -14,21 +14,18 @@ WINDOW = 300.0  # seconds at the beginning and at the end that are compared
 
 HEAD = """# An hour of load
 
-`benchmarks/soak.py` serves a package with the gateway and a real Triton server under moderate load, and samples every {every:g} s the memory of
-the gateway, the server and each model's process. The benchmark writes this page; `make soak` runs it. The model is `{model}`
-({parameters:.0f}M parameters, float32, {threads} thread(s)).
+`make soak` writes this page. It serves a package with the gateway and Triton under moderate load, and samples every {every:g} s the memory of the
+gateway, the server and each model's process. The model is `{model}` ({parameters:.0f}M parameters, float32, {threads} thread(s)).
 
-Requests of the official OpenAI client with an API key arrive at random, {rate:g} a second on average (a Poisson process, seed {seed}), for {minutes:g}
-minutes. This is the number of requests of a day with one every {seconds:.0f} seconds. They are completions and chats, whole and streamed, sampled with a
-seed, constrained to a JSON schema, or of clients that disconnect in the middle. Prompts have 8 to 256 tokens, answers up to 64. Each answer is
-compared with the first one to the same request.
+The official OpenAI client with an API key sends {rate:g} requests per second on average (a Poisson process, seed {seed}) for {minutes:g} minutes,
+as many as in a day with one every {seconds:.0f} seconds. They are whole and streamed completions and chats. Some are sampled with a seed, constrained
+to a JSON schema, or from clients that hang up early. Prompts have 8 to 256 tokens, answers up to 64. Each answer is compared with the first one to the same request.
 """
 
-MEMORY = """The first {warmup:g} minutes are the warm-up. **begin** is the median of the {window:g} minutes after it, **end** that of the
-last {window:g} minutes, and **maximum** the maximum of all samples after the warm-up. A value is flat if neither exceeds **begin** by more than {percent:.0%}.
-`tuneline` and `tuneline_stream` are the processes of the two models. RSS counts shared memory and libraries in full for each
-process; anonymous memory is private to the process; PSS divides shared memory among processes and depends on every other process of the machine, so it has
-no goal. Open files vary with the connections of the moment and have no goal.
+MEMORY = """**begin** is the median of {window:g} minutes after a warm-up of {warmup:g} minutes, **end** that of the last {window:g} minutes, and **maximum** the
+highest sample after the warm-up. A value is flat if neither exceeds **begin** by more than {percent:.0%}. `tuneline` and `tuneline_stream` are the
+processes of the two models. RSS counts shared memory in full for each process; anonymous memory is private. PSS depends on the other processes
+of the machine, and open files on the connections, so they have no goal.
 """
 
 
@@ -143,7 +140,7 @@ def _requests(results: dict[str, Any]) -> str:
     told = (
         f"The server and the models took {cpu['server'] / seconds:.0%} of a core, the gateway {cpu['gateway'] / seconds:.0%} "
         f"({cpu['gateway'] / results['all']['requests'] * 1000:.1f} ms per request) and the load client "
-        f"{cpu['client'] / seconds:.0%}. Times are milliseconds, from the moment a request was due.\n"
+        f"{cpu['client'] / seconds:.0%}. Times are milliseconds since a request was due.\n"
     )
     return f"\n## Requests\n\n{told}\n" + table_of(["", *COLUMNS], rows)
 
