@@ -14,43 +14,42 @@ from pipelines.explanation.word_attribution import GRADIENT_INPUT, LEAVE_ONE_OUT
 
 HEAD = """# Explanations, measured
 
-`make bench-explanation` writes this page. It compares the scores of [`tuneline explain`](../how-to/explain.md) with retrainings without
-half of the rows, and with deletions of words.
+`make bench-explanation` writes this page. It compares the scores of [`tuneline explain`](../how-to/explain.md) with retrainings on half of
+the rows, and with deletions of words.
 """
 
 ROWS = """## Training rows
 
-The embedded SmolLM2-135M learns 20 made-up facts, each in two forms (40 rows): LoRA of rank {rank} on the last {layers} layers,
-{epochs} epochs, learning rate {rate:g}, {batch} rows a step. Ten questions in a third form are explained. The truth is
-{retrainings} retrainings on random halves of the rows, in another order each.
+The embedded SmolLM2-135M learns 20 made-up facts in two forms each (40 rows): LoRA of rank {rank} on the last {layers} layers,
+{epochs} epochs, learning rate {rate:g}, {batch} rows per step. Ten questions in a third form are explained. The ground truth is
+{retrainings} retrainings on random halves of the rows, each in another order.
 
-- **LDS**: linear datamodeling score (Park et al., [TRAK](https://arxiv.org/abs/2303.14186)): Spearman's rank correlation, over the retrainings, between
-  the answer's log-probability and the summed scores of the rows that the retraining saw. 1 is perfect, 0 is random. Mean ± standard error over the questions.
+- **LDS**: linear datamodeling score (Park et al., [TRAK](https://arxiv.org/abs/2303.14186)), the rank correlation (Spearman) of the answer's
+  log-probability with the summed scores of the retraining's rows. 0 is random; 1 is out of reach, because the order of the rows changes, too.
+  Mean ± standard error over the questions.
 - **own rows**: share of the fact's two rows in the two highest-scored rows.
-
-Retrainings in another order differ even on the same rows, so no method can reach an LDS of 1.
 """
 
 CASES = """### {title}
 
-A row: "{row_question}" → "{row_answer}". A question: "{question}" → "{answer}". Loss of the questions' answers: {before:.2f} → {after:.2f} nats a token.
+A row: "{row_question}" → "{row_answer}". A question: "{question}" → "{answer}". Loss of the questions' answers: {before:.2f} → {after:.2f} nats per token.
 The gradients of all rows take {share:.2f} of the training's CPU time.
 """
 
 READING = """## How to read this
 
-- A high score says that a row pushed this way, not that it caused the answer.
-- The facts are few and easy, and their rows are distinct. Expect lower scores on real data: published scores of comparable methods on GPT-2 are 0.2 to 0.5
+- A high score means that a row made the answer more likely, not that it caused the answer.
+- Expect lower scores on real data than on these few, easy and distinct facts. Comparable methods on GPT-2 have published scores of 0.2 to 0.5
   ([bergson](https://github.com/EleutherAI/bergson)).
-- Shared words need no model. They include the words of the answer, which the rows of both cases contain. Where they score as high as the kernel, it adds nothing.
+- Shared words need no model, and include the words of the answer. If they score as high as the kernel, the kernel adds nothing.
 - Not measured: a GPU, larger models, full fine-tuning, quantized adapters, datasets with more than {rows} rows.
 """
 
 WORDS = """## Words of the prompt
 
-The embedded model answers {count} questions, up to {tokens} tokens. Loss of the answer's log-probability (nats, mean ± standard error over the questions) when the
-top words of a ranking are removed, and when only they are kept. A good ranking loses much without its top words, and little with them alone. Leave one out is
-judged by its own kind of deletion, which favours it.
+The embedded model answers {count} questions with up to {tokens} tokens. The table shows how much of its log-probability the answer loses (nats, mean ±
+standard error over the questions) without the top words of a ranking, and with only these words. A good ranking loses much without them and little
+with them. The test favours leave one out, because it deletes words, too.
 """
 
 
