@@ -33,30 +33,28 @@ GOAL_CASES = ("far, 10%", "language, 10%")
 
 HEAD = """# Drift check, simulated
 
-`make bench-drift` writes this page. It simulates how often `tuneline traffic drift` alarms without drift, and how many
-windows it needs with drift. [drift.md](../how-to/drift.md#guarantee) describes the method.
+`make bench-drift` writes this page. It simulates how often `tuneline traffic drift` raises an alarm without drift, and how many
+windows it needs to find drift. [Drift](../how-to/drift.md#guarantee) describes the method.
 
 Prompts are drawn at random, with replacement, from {texts}.
-Embeddings are the mean input embeddings of the demo's model ({embedding_ms:.2f} ms CPU a prompt).
-The reference has {reference} windows of {window} prompts. A sudden drift begins after {change} clean windows; a run
-ends with the alarm, or {after} windows later.
+Embeddings are mean input embeddings of the demo's model ({embedding_ms:.2f} ms of CPU time per prompt). The reference has
+{reference} windows of {window} prompts. Drift begins after {change} clean windows. A run ends with the alarm or {after} windows later.
 
 - **near**: the demo's questions about other Python packages
 - **far**: instructions about other topics
 - **language**: texts in other languages
 - **slow**: the share of near prompts grows from 0 after window {slow_from} to {slow_share:.0%} in window {slow_to}
-- **alike**: without drift, but {alike_share:.0%} of each window are drawn from {alike_prompts} neighbouring questions, as if
-  one user or event sent them
+- **alike**: no drift, but {alike_share:.0%} of each window comes from {alike_prompts} similar questions, as from one user or event
 - **synthetic**: {width} columns of Student's t with 4 degrees, windows of {small}; drift shifts two columns by 4
 """
 
 LIMITS = """## Limits
 
-- Few runs: the standard error of a share is up to 50% divided by the root of the number of runs. The guarantee without drift is a theorem for prompts that
-  are drawn independently; the simulation checks the code. It does not hold for alike prompts, whose row is an example.
-- A far topic differs from the demo's questions more than most changes of an organization's own traffic.
-- The questions have few forms, which makes a near topic hard to see: it differs in names only.
-- One model's embeddings, one reference size and one window size were tried.
+- The runs are few: the standard error of a share is up to 50% divided by the square root of their number.
+- The guarantee without drift is a theorem for independent prompts; the simulation checks the code. It does not hold for alike prompts.
+- A far topic differs more from the demo's questions than most changes in real traffic.
+- A near topic is hard to detect, because the questions have few forms and differ in names only.
+- Tested with one embedding model, one reference size and one window size.
 """
 
 
@@ -102,7 +100,7 @@ def write_page(results: Mapping[str, Runs], path: Path, facts: dict[str, Any]) -
         "\n".join(goals),
         "## Without drift\n",
         _show_clean(results),
-        "Inflation is the factor by which the statistic is divided, estimated from the windows of the reference.\n",
+        "Inflation is the divisor of the statistic, estimated from the windows of the reference.\n",
         "## With drift\n",
         _show_drift(results),
         "![alarms by window after the change](images/benchmarks-drift.svg)\n",
