@@ -115,27 +115,26 @@ def row(answer: dict[str, Any]) -> str:
     return f"| {answer.get('adapter') or 'base'} | {answer['prompt']} | `{text}…` | {answer['match']} |"
 
 
-PAGE = """# A vLLM package, served by the real vLLM
+PAGE = """# A package served by vLLM
 
 `make vllm-package` writes this page: `{command}`, {date}, commit {commit}, {processor}, {cores} cores, {gib:.0f} GiB, Python {python}.
 
-Triton {server_version} with tuneline's backend for vLLM, and {told}, in float32 on the processor. One package: a random model of two
-layers with four heads of 64, and two random LoRA adapters of rank 8 over it. The base and each adapter answered {golden_prompts} prompts in
-all, {tokens} tokens each, greedily, over HTTP and streamed over gRPC, one at a time and eight at once. Ready after {ready_seconds:.0f}
-seconds; {speeds}, of few and short requests: a sign of life, no benchmark.
+Triton {server_version} with tuneline's backend for vLLM, and {told}, served one package in float32 on a CPU: a random model of two layers
+with four heads of 64, and two random LoRA adapters of rank 8. The base and the adapters answered {golden_prompts} prompts in total with {tokens}
+tokens each, greedily, over HTTP and streamed over gRPC, one at a time and eight at once. The server was ready after {ready_seconds:.0f} seconds. It
+reached {speeds} with these few short requests, which are not a benchmark.
 
-**{matched} of {golden_prompts} texts are those of transformers and PEFT.** One that is not ends the run.
+**{matched} of {golden_prompts} texts equal those of transformers and PEFT.** The run fails if any text differs.
 
 | answered by | prompt | begins | |
 |---|---|---|---|
 {rows}
 
-Found on the way: vLLM's CPU build computes a request without an adapter, where it shares a batch with others, with the adapter in the last
-slot, since its index is -1. On a processor tuneline's backend therefore starts the engine with one slot more than there are adapters, which
-stays empty; Triton's own backend takes `max_loras` as model.json says it. GPUs have other kernels, which were not tried.
+vLLM's CPU build has a defect: in a mixed batch, it computes a request without an adapter with the adapter in the last slot. On a CPU,
+tuneline's backend therefore starts the engine with one additional, empty slot. Triton's own backend uses `max_loras` of model.json unchanged.
 
-What this does not show: GPUs, bfloat16, and Triton's own vLLM backend, whose container could not be run here. tuneline's reads the same
-files and answers the same requests, as far as Triton's documentation describes them.
+Not tested: GPUs, bfloat16, and Triton's own vLLM backend. tuneline's backend reads the same files and answers the same requests, as far as
+Triton's documentation describes them.
 """
 
 if __name__ == "__main__":
