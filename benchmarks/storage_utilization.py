@@ -32,17 +32,17 @@ metric: {{au: 0.001}}
 CASES = ((1, 0.5, None), (2, 0.1, None), (2, 0.02, None), (2, 0.1, 12 << 20), (2, 0.1, 6 << 20), (2, 0.1, 3 << 20))
 HEAD = """# Storage benchmark beside fio
 
-`make bench-storage` writes this page. It compares the accelerator utilization that `tuneline storage benchmark --fio`
-measures with that of fio: the same folder, direct I/O, {batch} random records of {record:,} bytes per step, no read-ahead.
-tuneline measures for {seconds:g} s and excludes the first step; fio then makes the same number of reads, with the first step.
-[storage](../how-to/storage.md#benchmark) describes the command.
+`make bench-storage` writes this page. It compares the accelerator utilization of `tuneline storage benchmark --fio` with
+that of fio in the same folder: direct I/O, {batch} random records of {record:,} bytes per step, no read-ahead. tuneline measures
+for {seconds:g} s without the first step; fio then makes the same number of reads, with the first step. [Shared
+storage](../how-to/storage.md#benchmark) describes the command.
 
 """
 NOTES = """
-- utilization: computation ÷ total time, the mean of the accelerators. Difference: in percentage points.
-- expected: at a throttled rate, the storage is the bottleneck: computation × rate ÷ bytes of a step of all accelerators.
-- The limit of the device is set by the blkio controller of cgroup v1. A case that could not be measured is listed with its reason.
-- Other programs that use the CPUs delay reads and sleeps. Timings do not decide a test; no test repeats this comparison.
+- Utilization is computation ÷ total time, averaged over the accelerators. The difference is in percentage points.
+- The expected utilization at a throttled rate is computation × rate ÷ bytes per step of all accelerators.
+- The blkio controller of cgroup v1 throttles the device. A case that cannot be measured shows the reason.
+- Other programs on the CPUs delay reads and sleeps. No test depends on these timings or repeats the comparison.
 """
 
 
