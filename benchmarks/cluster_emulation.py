@@ -324,10 +324,9 @@ def _describe_scenario(scenario: Scenario) -> str:
 
 PAGE_TEXT = """# Cluster simulator, compared with an emulation
 
-`make bench-cluster` writes this page. It runs customizations as processes on one machine and compares them with the simulator of
-[`tuneline size --demand`](../how-to/sizing.md), which gets the same customizations. Processes wait for emulated GPUs, sleep where they would
-compute, read a file, and write and sync checkpoints. A throttle that all processes share limits reads and writes, so that
-the limit is known. The scheduler of the emulation is separate from that of the simulator. No GPU and no network is part of it.
+`make bench-cluster` writes this page. It compares the simulator of [`tuneline size --demand`](../how-to/sizing.md) with the same
+customizations, emulated by processes on one machine. Processes wait for emulated GPUs, sleep instead of computing, read a file, and write and
+sync checkpoints. A shared throttle limits reads and writes to a known rate. The emulation has its own scheduler, and no GPU or network.
 
 ## Goals
 
@@ -335,28 +334,27 @@ the limit is known. The scheduler of the emulation is separate from that of the 
 |---|---|---|
 {goals}
 
-Waits below {wait:g} s are not compared: they consist of the start and wake-up of processes.
+Waits below {wait:g} s are not compared, because they are start and wake-up times of processes.
 
 ## Results
 
-Measured in the emulation, and simulated. Throughput in customizations per minute, times in seconds.
+Throughput is in customizations per minute, times are in seconds.
 
 | scenario | throughput | simulated | error | mean wait | simulated | error | longest wait | simulated | mean transfer | simulated | GPUs held | simulated |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
-A process requests the next block while it waits for the current one, as with readahead and write-back. Without this, `one team` missed its
-goal on a machine with a load of 10: 11.45 customizations per minute (simulated 12.17, error +6.3%). The process lost about 2 ms from
-the end of each block to its next request, and no other process used that time.
+Two choices affect these results:
 
-The scenario `mixed` was changed after the first run, which missed both goals there. The teams submitted at the same time, in random
-order: 33.4 customizations per minute (simulated 29.0, error -13.0%), with a mean wait of 3.01 s (simulated 3.66, error +21.6%). The
-other scenarios met both goals in that run. Teams now start 50 ms apart. The simulator gives 29.2 to 35.0 customizations per minute
-with the first six customizations in 200 random orders: with few customizations of different size, the throughput depends on their order.
+- A process requests the next block while it waits for the current one, as with readahead and write-back. Otherwise it loses about 2 ms per
+  block, and `one team` missed its goal on a machine with a load of 10: 11.45 customizations per minute (simulated 12.17, error +6.3%).
+- Teams start 50 ms apart. If all submitted at the same time, in random order, `mixed` missed both goals: 33.4 customizations per minute
+  (simulated 29.0, error -13.0%) and a mean wait of 3.01 s (simulated 3.66, error +21.6%). With few customizations of different size, the
+  throughput depends on their order: the simulator gives 29.2 to 35.0 per minute for 200 random orders of the first six.
 
 ## Scenarios
 
-Each customization reads its model, computes, writes a checkpoint, computes, writes the result, and reads it once more without a GPU.
+Each customization reads its model, computes, writes a checkpoint, computes, writes the result, and reads it again without a GPU.
 
 | scenario | submitted by | customizations | GPUs by node | read, write MiB/s | MiB per transfer |
 |---|---|---|---|---|---|
@@ -365,7 +363,7 @@ Each customization reads its model, computes, writes a checkpoint, computes, wri
 ## Limits
 
 - The throttle serves blocks of 256 KiB in turn. Real storage also has caches, metadata and clients of different speed.
-- Computing is a known time. The simulation of a plan adds the uncertainty of the [estimated times](sizing-validation.md), which is larger.
+- The time of computation is known. Plans add the larger uncertainty of the [estimated times](sizing-validation.md).
 - Training on several nodes is not emulated.
 
 Measured {date} on {cores} cores of {processor}, with a load of {load} from other work, Python {python}.
