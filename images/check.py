@@ -444,27 +444,26 @@ def row(image: str, figures: Figures) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-PAGE = """# The images, built and run
+PAGE = """# Images built and run
 
 `make images-check` writes this page: `{command}`,
 {date}, commit {commit}, {processor}, {cores} cores with a load of {load}, {gib:.0f} GiB, Python {python}.
 
-There was no Docker engine and no public registry: buildah built on a stand-in base, Debian 12 by mmdebstrap with
-{packages}. Every package came from a folder of wheels, without an index, as behind an air gap.
+buildah built the images without a registry, on a stand-in for the public base: Debian 12 by mmdebstrap with
+{packages}. All packages came from a folder of wheels, as in an air gap.
 
-In each image the user was {uid}:{gid}, without other groups or capabilities. Writing failed
-({tried}),
-and so did a connection that works outside ({connecting}). Only `/tmp`, `/dev/shm` and the volume could be written to. The labels named
-the version and the commit.
+In each image, the user was {uid}:{gid} without other groups or capabilities. Writes failed
+({tried}), except to `/tmp`, `/dev/shm` and the volume.
+A connection that works outside failed, too ({connecting}). The labels contained version and commit.
 
-So confined, each image did its stage's work, on {lines} lines and a tiny model, and came to the digest that the same command has outside:
+Under these limits, each image ran its stage on {lines} lines and a tiny model. The digests equal those of the same commands outside:
 
 | image | build, s | size with base, MiB | work | outside, s | in the image, s | digest, inside and outside |
 |---|---|---|---|---|---|---|
 {rows}
 {left}
-The curation image did its work twice, the second time by the command of the compiled pipeline's step, with the environment that
-`platform.yaml`'s defaults give it: the same digest again.
+The curation image also ran the command of the compiled pipeline's step, in the environment of `platform.yaml`'s defaults, with the same
+digest.
 """
 
 if __name__ == "__main__":
