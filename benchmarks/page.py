@@ -56,7 +56,7 @@ PUBLIC = """## Near duplicates in public text
 {about}
 
 {documents:,} documents of {mean:.0f} characters on average; sha256 `{sha256}`. An exact comparison found {pairs:,} true pairs,
-{high:,} of them from 0.8. Keeping one document of each connected group would remove {surplus:,}.
+{high:,} of them from 0.8. Keeping one document of each connected group would remove {surplus:,}. Columns are as above.
 """
 
 CONSTANT_COST = """Small datasets gain less because of constant costs: imports, the digest of the code, the engine's process, charts and the
@@ -125,7 +125,7 @@ def made_with(part: dict[str, Any]) -> str:
 def _public(part: dict[str, Any]) -> str:
     made = part["corpus"]
     described = PUBLIC.format(**made, **part["truth"], mean=made["characters"] / made["documents"], about=part["about"])
-    return "\n".join([described, made_with(part), _compare_tools(part), MEASURES])
+    return "\n".join([described, made_with(part), _compare_tools(part)])
 
 
 def _baseline(part: dict[str, Any]) -> str:
