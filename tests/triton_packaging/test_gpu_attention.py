@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import varlen
 
 from components.common.models import model_loading
-from components.triton_packaging.python_backend import decode_graphs, gpu_attention
+from components.triton_packaging.python_backend import cache_indices, decode_graphs, gpu_attention
 from components.triton_packaging.python_backend.generation_request import GenerationRequest
 from components.triton_packaging.python_backend.token_generation import (
     BatchCapacity,
@@ -65,8 +65,20 @@ def test_batched_answers_match_generate(device: str, tmp_path: Path, monkeypatch
             "compute_batch",
             lambda runner, *given: padded.append(runner.pad_inputs) or compute(runner, *given),
         )
+        find_places, checked = cache_indices.list_places, list[int]()
+
+        def compare_places(allocator: Any, requests: Any) -> Any:
+            places = find_places(allocator, requests)
+            states = [request.state for request in requests]
+            lists = [allocator.get_read_indices(state.request_id, 0, state.position_offset) for state in states]
+            assert places.tolist() == [place for each in lists for place in each]
+            checked.append(len(places))
+            return places
+
+        monkeypatch.setattr(cache_indices, "list_places", compare_places)
         try:
             answers = list(await asyncio.gather(*(collect(generator, length) for length in LENGTHS)))
+            assert max(checked) >= sum(LENGTHS)
             assert sum(padded) >= ANSWER - 1, "decoding steps are padded to the sizes of graphs"
             return answers
         finally:

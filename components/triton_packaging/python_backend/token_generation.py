@@ -73,7 +73,7 @@ class BatchedGenerator:
 
     def __init__(self, model: PreTrainedModel, capacity: BatchCapacity, loop: asyncio.AbstractEventLoop) -> None:
         # Both modules use internals of transformers. If an import fails, requests are answered one by one.
-        from . import cpu_attention, decode_graphs, gpu_attention
+        from . import cache_indices, cpu_attention, decode_graphs, gpu_attention
         from .batch_sampling import BatchSampler
 
         self._loop, self._ids, self._is_open = loop, itertools.count(), True
@@ -82,6 +82,7 @@ class BatchedGenerator:
         has_gpu_attention = gpu_attention.supports(model)
         self._manager = create_manager(model, capacity, use_graphs=has_gpu_attention)
         self._sampler.install(self._manager)
+        cache_indices.install(self._manager)
         cpu_attention.install()
         if has_gpu_attention:
             gpu_attention.install(model)
