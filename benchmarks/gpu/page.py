@@ -192,8 +192,9 @@ def _describe_serving(results: Results) -> str:
         f"without Triton. The cache holds {serving['cache_tokens']:,} tokens, half of the "
         f"{serving['free_bytes_before'] / GB:.0f} GB that the weights leave free.\n\n"
         + table_of(["clients", "tokens/s", "of generate", "GPU use", "sampled tokens/s"], rows)
-        + "\nSampled: temperature 0.7 and top_p 0.9, an own seed per request. The processor prepares the lists of cached tokens between\n"
-        "steps, which takes 2 of 14 ms with 16 clients and 6 of 26 ms with 64.\n"
+        + "\nSampled: temperature 0.7 and top_p 0.9, an own seed per request. In these runs the processor listed the places of cached\n"
+        "tokens between steps, for 2 of 14 ms with 16 clients and 6 of 26 ms with 64. Since then numpy computes them: with 64\n"
+        "requests of 2,000 tokens in 0.5 ms instead of 31 on one core of another machine.\n"
     )
 
 
