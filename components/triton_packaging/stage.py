@@ -9,7 +9,7 @@ from pathlib import Path
 
 from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.models import model_loading
+from components.common.models import model_loading, tool_messages
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
@@ -235,15 +235,8 @@ def _write_python_models(
 def describe_tool_support(model: LoadableModel) -> str:
     """Return whether the model's chat template has a place for tools, or a client must describe them in a message."""
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
-    messages = [{"role": "user", "content": "Hello"}]
-    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-    try:
-        with_tool, without = (
-            tokenizer.apply_chat_template(messages, tools=tools, tokenize=False) for tools in ([tool], None)
-        )
-    except Exception:  # templates raise arbitrary errors; requests report them
-        return triton_config.TOOLS_AS_TEXT
-    return triton_config.TOOLS_AS_TEXT if with_tool == without else triton_config.TOOLS_IN_TEMPLATE
+    has_template = tool_messages.has_tool_template(tokenizer)
+    return triton_config.TOOLS_IN_TEMPLATE if has_template else triton_config.TOOLS_AS_TEXT
 
 
 def _build_lineage(model: LoadableModel) -> dict[str, str]:

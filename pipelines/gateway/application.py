@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import secrets
@@ -24,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from components.common.models.tool_messages import describe_tools
 from pipelines.capture.settings import CaptureSettings
 from pipelines.gateway import chat_page, openai_requests
 from pipelines.gateway.addresses import is_loopback
@@ -33,7 +35,6 @@ from pipelines.gateway.errors import RequestError
 from pipelines.gateway.feedback import AnswerOrigin, FeedbackFile, parse_feedback
 from pipelines.gateway.openai_requests import GenerationCall
 from pipelines.gateway.telemetry import AnswerMeasures, GatewayMetrics
-from pipelines.gateway.tool_messages import describe_tools
 from pipelines.gateway.tracing import start_span
 from pipelines.gateway.traffic_capture import CapturedRequest, TrafficCapture
 from pipelines.gateway.traffic_routing import RoutedAnswer, TrafficRouter
@@ -471,7 +472,8 @@ def adapt_tools(model: ServedModel, call: GenerationCall) -> GenerationCall:
         return call
     tools = call.inputs.get("tools")
     inputs = {key: value for key, value in call.inputs.items() if key != "tools"}
-    text = describe_tools(messages, None if tools is None else str(tools))
+    described = describe_tools(json.loads(messages), None if tools is None else json.loads(str(tools)))
+    text = json.dumps(described, ensure_ascii=False)
     return replace(call, inputs=inputs, prompts=({**prompt, "messages": text},))
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.common.models.tool_messages import END_TAG, TAG
 from pipelines.gateway.errors import invalid
 
 MAX_PARSED_CHARACTERS = 128 * 1024
 # Openings of calls: Hermes and Qwen, Llama 3, Mistral, and bare JSON, which Llama 3 and Mistral leave when the special
 # tokens before it are not part of the text.
-TAG, END_TAG = "<tool_call>", "</tool_call>"
 OPENINGS = (TAG, "<|python_tag|>", "[TOOL_CALLS]")
 DEFINITIONS = ("$defs", "definitions")
 JSON_OPENINGS = ("{", "[", "```json")

@@ -234,6 +234,37 @@ def test_tools_are_part_of_completion_prompt(tokenizer: Any) -> None:
     assert answer == "Four.<|im_end|>"
 
 
+def test_template_without_tools_gets_them_in_a_system_message(tokenizer: Any) -> None:
+    """The gateway sends the same conversation to a served model."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    call, result = {"role": "assistant", "content": '{"name": "add"}'}, {"role": "tool", "content": "4"}
+    conversation = [*CONVERSATION[:2], call, result, CONVERSATION[2]]
+    encoded = chat_templates.encode_conversation(tokenizer, conversation, tools, max_length=10_000)
+    text = tokenizer.decode(encoded.input_ids)
+    system = text[: text.index("<|im_end|>")]
+    assert system.startswith("<|im_start|>system\nBe brief.\n\nYou can call functions.")
+    assert '\n{"name": "add", "parameters": {"type": "object"}}\n</tools>' in system
+    assert "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>" in text
+    assert decode_answers(tokenizer, encoded) == '{"name": "add"}<|im_end|>Four.<|im_end|>'
+    prompt = tokenizer.decode(chat_templates.encode_prompt(tokenizer, conversation[1:2], tools))
+    assert prompt.startswith("<|im_start|>system\nYou can call functions.")
+    assert chat_templates.render_conversation(tokenizer, CONVERSATION, []) == chat_templates.render_conversation(
+        tokenizer, CONVERSATION
+    )
+
+
+def test_template_without_tools_and_system_messages_is_an_error_with_tools(tokenizer: Any) -> None:
+    strict = with_template(
+        tokenizer,
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{{ m['content'] }}{% endfor %}",
+    )
+    assert chat_templates.render_conversation(strict, CONVERSATION[1:3]) == "What is 2 + 2?Four."
+    with pytest.raises(InputError, match="rejects a conversation with the roles system, user") as error:
+        chat_templates.render_conversation(strict, CONVERSATION[1:2], [{"name": "add"}])
+    assert error.value.hint.startswith("The template has no place for tools; a system message describes them.")
+
+
 def test_token_across_prompt_and_answer_belongs_to_prompt(tokenizer: Any) -> None:
     bare_template = with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}{% endfor %}")
     question, reply = [{"role": "user", "content": "Open t"}], [{"role": "assistant", "content": "he list."}]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.common.models import tool_messages
 from components.common.runtime.errors import InputError
 
 # For a tokenizer without a template. Answers end with the end-of-sequence token, so that a tuned model learns to stop.
@@ -146,13 +147,18 @@ def render_conversation(tokenizer: Any, messages: Sequence[Message], tools: Any 
     """Render a conversation with the model's template; with `prompt`, append the opening of the assistant's turn.
 
     Args:
-        tools: definitions of tools (JSON Schema) for the template.
+        tools: definitions of tools (JSON Schema). A template without a place for tools gets them in a system message.
 
     Raises:
         InputError: the template rejects the conversation, for example because of a system message.
     """
     from jinja2 import TemplateError
 
+    needs_tools = bool(tools) or any(message["role"] == "tool" for message in messages)
+    hint = "Curate rows that the template accepts, or set another chat template in the tokenizer."
+    if needs_tools and not tool_messages.has_tool_template(tokenizer):
+        messages, tools = tool_messages.describe_tools(messages, tools), None
+        hint = f"The template has no place for tools; a system message describes them. {hint}"
     try:
         return str(
             tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt)
@@ -163,7 +169,7 @@ def render_conversation(tokenizer: Any, messages: Sequence[Message], tools: Any 
         )
         raise InputError(
             f"the model's chat template rejects a conversation with the roles {roles}: {error}",
-            hint="Curate rows that the template accepts, or set another chat template in the tokenizer.",
+            hint=hint,
         ) from None
 
 
