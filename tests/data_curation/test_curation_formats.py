@@ -258,6 +258,19 @@ def test_openai_function_call_becomes_assistant_text():
     assert (json.loads(row.content["tools"]), row.meta) == ([{"name": "rain"}], {})
 
 
+def test_object_without_a_role_is_an_answer_in_json():
+    for value, text in [
+        ({"from": "Berlin", "seats": 2}, '{"from": "Berlin", "seats": 2}'),
+        ([{"item": "Bär"}, {"item": "jar"}], '[{"item": "Bär"}, {"item": "jar"}]'),
+        ({}, "{}"),
+    ]:
+        row = parse_row({"prompt": "Extract.", "completion": value})
+        assert row.content["messages"][1] == {"role": "assistant", "content": text}
+        assert row.meta == {}
+    with pytest.raises(RecordFormatError, match="a turn without a role"):
+        parse_row({"prompt": "Extract.", "completion": {"content": "an answer whose role is unknown"}})
+
+
 def test_template_in_the_prompt_is_unchanged():
     assert parse_row({"prompt": ALPACA, "response": "Because."}).content["messages"][0]["content"] == ALPACA
 

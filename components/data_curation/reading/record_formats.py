@@ -231,7 +231,7 @@ def _collect_unused_turn_fields(value: object) -> list[Fields]:
     """Return the unused fields of each turn, such as name, weight or reasoning; [] if every field is used."""
     unused: list[Fields] = []
     for turn in value if isinstance(value, list) else [value]:
-        if isinstance(turn, dict) and _get_role_key(turn) in turn:
+        if isinstance(turn, dict) and _get_role_key(turn) in turn and _is_turn(turn):
             used = {_get_role_key(turn), _get_content_key(turn), _get_calls_key(turn)}
             unused.append({key: inner for key, inner in turn.items() if key not in used and not _is_blank(inner)})
     return unused if any(unused) else []
@@ -345,8 +345,16 @@ def _parse_transcript(text: str) -> list[Message]:
 
 
 def _parse_answer(value: object) -> list[Message]:
-    """Parse a completion; a string is one assistant turn."""
+    """Parse a completion: a text, one or more turns, or an object or list of objects, whose JSON text is the answer."""
+    parts = value if isinstance(value, list) else [value]
+    if parts and all(isinstance(part, dict) and not _is_turn(part) for part in parts):
+        value = json.dumps(value, ensure_ascii=False)
     return [{"role": "assistant", "content": value}] if isinstance(value, str) else _parse_messages(value)
+
+
+def _is_turn(fields: Fields) -> bool:
+    is_sharegpt = "from" in fields and ("value" in fields or str(fields["from"]).lower() in ROLES)
+    return is_sharegpt or not fields.keys().isdisjoint(("role", "content", "tool_calls", "function_call"))
 
 
 def _find_first_key(fields: Fields, keys: Sequence[str]) -> str:
