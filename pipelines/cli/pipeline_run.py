@@ -26,6 +26,7 @@ from pipelines.cli.application import (
     open_workdir,
     print_result,
 )
+from pipelines.config.customization_presets import list_presets
 
 if TYPE_CHECKING:
     from components.common.cost.stage_cost import Cost
@@ -185,14 +186,27 @@ def _print_results(
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Output folder.")] = Path(),
+    preset: Annotated[
+        str,
+        typer.Option(
+            "--preset",
+            help=f"Write the settings for a task instead of every key: {', '.join(list_presets())}.",
+            autocompletion=list_presets,
+        ),
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a commented customization.yaml and platform.yaml: every key with its default and its effect."""
+    """Write a commented customization.yaml and platform.yaml: every key with its default, or a preset for a task."""
     from pipelines.config.config_templates import write_templates
+    from pipelines.config.customization_config import load_customization
 
-    customization, platform = write_templates(folder)
+    customization, platform = write_templates(folder, preset)
+    sources = [entry.path for entry in load_customization(customization, resolve_paths=False).data_curation.sources]
+    data = [f"put your data in {' and '.join(str(folder / path) for path in sources)}, or change the sources"]
     lines = [
         f"wrote {customization}; run it with: tuneline run -c {customization}",
+        *(data if preset else []),
         f"wrote {platform}: a Kubeflow cluster, for tuneline compile and submit",
     ]
-    print_result({"customization": str(customization), "platform": str(platform)}, as_json, lines)
+    result = {"customization": str(customization), "platform": str(platform), "preset": preset or None}
+    print_result(result | {"sources": sources}, as_json, lines)

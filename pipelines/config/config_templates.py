@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from components.common.artifacts import output_paths
 from components.common.runtime.errors import OutputOccupiedError
 from pipelines.config.customization_config import Customization
+from pipelines.config.customization_presets import read_preset
 from pipelines.config.platform_config import Platform
 
 CONFIG_FILENAMES = ("customization.yaml", "platform.yaml")
@@ -26,19 +27,23 @@ PLATFORM_HEADER = """\
 """
 
 
-def write_templates(folder: Path) -> tuple[Path, Path]:
+def write_templates(folder: Path, preset: str = "") -> tuple[Path, Path]:
     """Write a commented customization.yaml and platform.yaml into `folder`: both files completely, or neither.
+
+    Args:
+        folder: output folder.
+        preset: name of the preset that customization.yaml contains. "": every key with its default.
 
     Returns:
         The paths of customization.yaml and platform.yaml.
 
     Raises:
         OutputOccupiedError: one of the files exists.
-        UsageError: `folder` is not a folder and cannot be created.
+        UsageError: `folder` is not a folder and cannot be created, or the preset does not exist.
     """
     customization, platform = (folder / name for name in CONFIG_FILENAMES)
     texts = {
-        customization: render_template(Customization(), CUSTOMIZATION_HEADER),
+        customization: read_preset(preset) if preset else render_template(Customization(), CUSTOMIZATION_HEADER),
         platform: render_template(Platform(), PLATFORM_HEADER),
     }
     output_paths.check_folder(folder, must_exist=False)

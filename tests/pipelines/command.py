@@ -25,6 +25,7 @@ INHERITED_VARIABLES = (
 # Builds the commands once per process: a call of the app builds all of them, for most refusals the largest part.
 get_command = functools.cache(typer.main.get_command)
 PRELOADED = ("PRELOADED_STEPS", "PRELOADED_COMMANDS")
+TIMEOUT_SECONDS = 600.0
 COMMAND = [sys.executable, "-P", "-m", "pipelines.cli"]
 
 
@@ -37,7 +38,12 @@ def environment(code: Path = ROOT, **extra: str) -> dict[str, str]:
 
 
 def tuneline(
-    *arguments: object, cwd: Path, code: Path = ROOT, preloaded: bool = True, **extra: str
+    *arguments: object,
+    cwd: Path,
+    code: Path = ROOT,
+    preloaded: bool = True,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    **extra: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end.
 
@@ -49,13 +55,29 @@ def tuneline(
     if preloaded and code == ROOT and all(name.startswith(("TUNELINE_", "MLFLOW_")) for name in extra):
         extra |= preloaded_server.get_variables(*PRELOADED)
     return subprocess.run(
-        command, cwd=cwd, env=environment(code, **extra), capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=cwd,
+        env=environment(code, **extra),
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
     )
 
 
-def answer(*arguments: object, cwd: Path, code: Path = ROOT, preloaded: bool = True, **extra: str) -> dict[str, Any]:
+def answer(
+    *arguments: object,
+    cwd: Path,
+    code: Path = ROOT,
+    preloaded: bool = True,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    **extra: str,
+) -> dict[str, Any]:
     """Run a command with --json, which must exit 0 and print one object; return that object."""
-    return _read_answer(tuneline(*arguments, "--json", cwd=cwd, code=code, preloaded=preloaded, **extra))
+    process = tuneline(
+        *arguments, "--json", cwd=cwd, code=code, preloaded=preloaded, timeout_seconds=timeout_seconds, **extra
+    )
+    return _read_answer(process)
 
 
 def answer_in_process(*arguments: object, cwd: Path, **extra: str) -> dict[str, Any]:

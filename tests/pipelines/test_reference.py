@@ -99,6 +99,8 @@ def test_init_command_writes_both_files(tmp_path: Path) -> None:
     assert answer("init", "here", cwd=tmp_path) == {
         "customization": "here/customization.yaml",
         "platform": "here/platform.yaml",
+        "preset": None,
+        "sources": ["demo:python-docs"],
     }
     assert refusal(2, "init", "here", cwd=tmp_path)["kind"] == "output_occupied"
 
