@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
@@ -20,6 +21,7 @@ Otherwise answer in plain text."""
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
+@lru_cache(maxsize=8)  # asked for every row with tools
 def has_tool_template(tokenizer: Any) -> bool:
     """Return whether the tokenizer's chat template has a place for tools; False if it rejects a short conversation."""
     messages = [{"role": "user", "content": "Hello"}]
