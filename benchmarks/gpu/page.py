@@ -31,7 +31,7 @@ on all linear layers, without dropout, in bfloat16.
 
 Tokens are those of the rows, without padding. Rates are of the steps after the first {warmup}: of tuneline their mean,
 with the wait for rows; of TRL the median, which leaves out its slow steps. MFU is
-4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](../how-to/fine-tuning.md#devices-and-what-was-proven-on-which)), over
+4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](../how-to/fine-tuning.md#tested-devices)), over
 {peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
 """
 
