@@ -72,7 +72,7 @@ def run(
 ) -> RunResult | RunEstimate:
     """Run the whole pipeline: curate, version, fine-tune, evaluate, package, register and promote.
 
-    The run is a child process, as that of `tuneline run`. Finished stages come from the cache, and an interrupted run
+    The run is a child process, like `tuneline run`. Finished stages come from the cache, and an interrupted run
     resumes with the same call. A KeyboardInterrupt stops the run after it has saved its work.
 
         result = run(Customization.load("customization.yaml"), workdir="my-project")
