@@ -330,8 +330,9 @@ def test_custom_script_template_is_used(tmp_path: Path) -> None:
 def test_template_with_missing_or_unknown_placeholder_is_refused(text: str, message: str, tmp_path: Path) -> None:
     template_path = tmp_path / "own.sh"
     template_path.write_text(text)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=message) as raised:
         render_script(tmp_path, template=str(template_path))
+    assert raised.value.hint.startswith("Start from the job.sh of a job")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         render_script(tmp_path, template=str(tmp_path / "nowhere.sh"))
 

@@ -146,7 +146,7 @@ def _build_node_command(settings: LauncherSettings) -> str:
 
 
 def _read_template(path: str, known: Collection[str]) -> str:
-    hint = "Start from a copy of the built-in template in docs/how-to/slurm.md."
+    hint = "Start from the job.sh of a job, and replace its values with placeholders; see docs/how-to/slurm.md."
     try:
         template = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
