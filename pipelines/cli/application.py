@@ -137,7 +137,7 @@ def print_text(text: str, end: str = "\n", file: TextIO | None = None) -> None:
 
 def format_check(result: CheckResult) -> str:
     """Format a check result as text, with its hint on a second line."""
-    mark = "ok     " if result["ok"] else "MISSING" if result["needed"] else "without"
+    mark = "ok     " if result["ok"] else "MISSING" if result["needed"] else "warning"
     hint = f"\n         {result['hint']}" if result["hint"] else ""
     return f"{mark}  {result['name']}: {result['found']}{hint}"
 

@@ -85,7 +85,7 @@ def check_platform(expected: Mapping[str, Any], workdir: Workdir, reporter: Repo
         result["found"] = f"a run and a file were written to {uri}"
     _write_page(page, results)
     for result in results:
-        mark = "ok" if result["ok"] else "MISSING" if result["needed"] else "without"
+        mark = "ok" if result["ok"] else "MISSING" if result["needed"] else "warning"
         reporter.note(f"{mark}: {result['name']}: {result['found']} {result['hint']}".strip())
     if failed := [result for result in results if result["needed"] and not result["ok"]]:
         findings = "; ".join(f"{result['name']}: {result['found']}" for result in failed)
@@ -236,7 +236,7 @@ def _write_page(page: Path, results: Sequence[CheckResult]) -> None:
     """Write the results as a table for the Kubeflow UI."""
     lines = ["| | check | found | action |", "|---|---|---|---|"]
     for result in results:
-        mark = "ok" if result["ok"] else "**missing**" if result["needed"] else "without"
+        mark = "ok" if result["ok"] else "**missing**" if result["needed"] else "warning"
         lines.append(f"| {mark} | {result['name']} | {result['found']} | {result['hint']} |")
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n".join([*lines, ""]), encoding="utf-8")

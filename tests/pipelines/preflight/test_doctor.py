@@ -20,7 +20,7 @@ import pytest
 import yaml
 from kubernetes.config import incluster_config
 
-from components.common.reporting.check_findings import CheckResult, all_passed
+from components.common.reporting.check_findings import CheckResult, all_passed, check_result
 from components.common.runtime.errors import TunelineError
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
@@ -1052,6 +1052,13 @@ def test_text_output_lists_findings_and_exits_1(cluster: SimulatedCluster, tmp_p
         == f"         Create the secret: kubectl -n {TEAM} create secret generic hub --from-file=token=FILE"
     )
     assert "ok       claim tuneline: ReadWriteMany, 10Ti, Bound" in lines
+
+
+def test_finding_that_a_run_does_not_need_is_a_warning() -> None:
+    from pipelines.cli.application import format_check
+
+    result = check_result("nodes", False, "1 of 4 GPUs is idle", "Request 3.", needed=False)
+    assert format_check(result) == "warning  nodes: 1 of 4 GPUs is idle\n         Request 3."
 
 
 def test_complete_cluster_exits_0(
