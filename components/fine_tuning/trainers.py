@@ -135,8 +135,11 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
             return waited
 
         def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
-            """Train on a micro-batch without a repeated `model.train()`, which visits every module while a GPU waits."""
-            if model.training:
+            """Train on a micro-batch without a repeated `model.train()`, which visits every module while a GPU waits.
+
+            A validation switches `self.model` to evaluation, but not the wrapper that several processes train.
+            """
+            if model.training and self.model.training:
                 model.__dict__["train"] = lambda *_: model
             try:
                 loss: torch.Tensor = super().training_step(model, *args, **kwargs)

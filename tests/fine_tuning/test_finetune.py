@@ -14,10 +14,10 @@ from components.common.cost.budgets import Budget, BudgetAccount, BudgetClock, B
 from components.common.models import model_loading
 from components.common.runtime.errors import BusyError, ConfigurationError, InputError, TrainingError
 from components.common.runtime.reporters import SilentReporter
-from components.fine_tuning import checkpoints, stage
+from components.fine_tuning import checkpoints, stage, trainers
 from components.fine_tuning.batch_order import order_epoch
 from components.fine_tuning.callbacks import TrainingEvents
-from components.fine_tuning.config import FineTuningConfig, LoraConfig
+from components.fine_tuning.config import FineTuningConfig, LoraConfig, Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL, OBJECTIVES, Example
 from components.fine_tuning.row_encoding import RowCounts, encode_rows, read_rows
 from components.fine_tuning.stage import finetune
@@ -101,6 +101,26 @@ def test_rows_fetched_ahead_do_not_change_the_training(
     monkeypatch.setattr(TrainingEvents, "on_step_end", fetch_first)
     model = tune(dataset, tiny, tmp_path / "ahead" / "model", max_steps=10)
     assert model.sha256 == expected.sha256
+
+
+def test_model_trains_after_a_validation_that_bypasses_its_wrapper(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several processes, transformers trains a wrapper of the model, and validates the model itself."""
+    import torch
+    import trl
+
+    monkeypatch.setattr(trl.SFTTrainer, "training_step", lambda trainer, model, *_: model.train())
+    splits: Any = SimpleNamespace(
+        train=SimpleNamespace(lengths=[1], build_mixture=lambda _: None),
+        validation=SimpleNamespace(counts=RowCounts()),
+    )
+    trainer_class = trainers.build_trainer_class(
+        Recipe.model_validate(recipe(tiny, epochs=1.0).model_dump()), splits, 3
+    )
+    trainer, model = object.__new__(trainer_class), torch.nn.Linear(1, 1)
+    wrapper = torch.nn.Sequential(model)
+    trainer.model = model.eval()
+    trainer.training_step(wrapper, {}, None)
+    assert model.training
 
 
 def encode_examples(path: Path, tokenizer: Any, max_length: int) -> tuple[list[Example], RowCounts]:
