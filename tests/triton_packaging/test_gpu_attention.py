@@ -7,15 +7,17 @@ a GPU exists; there a rounding may change a token, after which an answer differs
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import varlen
+from transformers.generation.continuous_batching import initialization, model_runner
 
 from components.common.models import model_loading
-from components.triton_packaging.python_backend import cache_indices, decode_graphs, gpu_attention
+from components.triton_packaging.python_backend import cache_indices, decode_graphs, gpu_attention, token_generation
 from components.triton_packaging.python_backend.generation_request import GenerationRequest
 from components.triton_packaging.python_backend.token_generation import (
     BatchCapacity,
@@ -87,6 +89,52 @@ def test_batched_answers_match_generate(device: str, tmp_path: Path, monkeypatch
     alone, together = asyncio.run(answer_alone()), asyncio.run(answer_together())
     equal = sum(one == two for one, two in zip(alone, together, strict=True))
     assert equal == len(LENGTHS) if device == "cpu" else equal >= len(LENGTHS) - 1, (alone, together)
+
+
+def load_for_emulated_gpu(folder: Path, patch: pytest.MonkeyPatch) -> Any:
+    """Return the tiny model, and let the generator treat this CPU as a GPU that supports its attention."""
+    patch.setattr(varlen, "varlen_attn", varlen_kernel.varlen_attn)
+    patch.setattr(gpu_attention, "supports", lambda model: True)
+    return model_loading.load_model(model_loading.open_model(tiny.tiny_model(folder)), dtype=torch.float32)
+
+
+def test_a_failed_capture_does_not_fail_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that wait for the device cannot be captured. A CPU has no graphs, so every capture fails."""
+    model = load_for_emulated_gpu(tmp_path / "model", monkeypatch)
+    monkeypatch.setattr(initialization, "get_accelerator_graph_name", lambda: "CUDAGraph")
+    monkeypatch.setattr(model_runner, "get_memory_pools", lambda: (None, 0))
+    monkeypatch.setattr(model_runner, "memory_pool_context", lambda pool: nullcontext())
+
+    async def answer() -> list[int]:
+        generator = BatchedGenerator(model, BatchCapacity(8, 4096), asyncio.get_running_loop())
+        try:
+            return await collect(generator, 7)
+        finally:
+            generator.close()
+
+    assert len(asyncio.run(answer())) == ANSWER
+
+
+def test_a_model_answers_alone_after_a_failed_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention of batches would fail without the manager's cache."""
+    model = load_for_emulated_gpu(tmp_path / "model", monkeypatch)
+
+    def fail(manager: object) -> None:
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(token_generation, "run_trial", fail)
+
+    async def answer() -> list[int]:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(RuntimeError, match="no answer"):
+            BatchedGenerator(model, BatchCapacity(8, 4096), loop)
+        generator = SequentialGenerator(model, 0, loop)
+        try:
+            return await collect(generator, 7)
+        finally:
+            generator.close()
+
+    assert len(asyncio.run(answer())) == ANSWER
 
 
 def test_a_model_on_a_cpu_is_not_supported(tmp_path: Path) -> None:

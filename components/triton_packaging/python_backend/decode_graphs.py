@@ -6,6 +6,7 @@ with. Here a graph ends with the logits, and the samplers run after it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.generation.continuous_batching import ContinuousBatchingManager
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
+
+logger = logging.getLogger(__name__)
 
 # A graph has fixed sizes, to which a step is padded: keys to this number of tokens, or to a quarter of the power of two
 # below their number. The first step of a size captures its graph, which takes as long as two steps without one.
@@ -79,6 +82,16 @@ class DecodeGraphRunner(ModelRunner):  # type: ignore[misc] # transformers is un
 
     def _get_forward_fn(self, use_block_table: bool) -> tuple[Callable[..., None], bool]:
         return self._compute_logits, self.pad_inputs and self.use_cuda_graph_varlen
+
+    def _capture_graph(self, forward_fn: Callable[..., None], compute_stream: torch.cuda.Stream, *args: Any) -> None:
+        """Capture the graph of a step. If that fails, compute this step and all later ones without graphs."""
+        try:
+            super()._capture_graph(forward_fn, compute_stream, *args)
+        except RuntimeError as error:  # a layer waits for the device, such as one with experts, or memory ran out
+            logger.warning("decoding without CUDA graphs: %s", error)
+            self.use_cuda_graph_varlen = False
+            with stream_context(compute_stream):
+                forward_fn(*args)
 
     def _compute_logits(self, model: PreTrainedModel, batch_data: dict[str, Any], *_: torch.Tensor) -> None:
         logits = model(**batch_data).logits[0]

@@ -72,14 +72,14 @@ class BatchedGenerator:
     """
 
     def __init__(self, model: PreTrainedModel, capacity: BatchCapacity, loop: asyncio.AbstractEventLoop) -> None:
-        # Both modules use internals of transformers. If an import fails, requests are answered one by one.
+        # These modules use internals of transformers. If an import fails, requests are answered one by one.
         from . import cache_indices, cpu_attention, decode_graphs, gpu_attention
         from .batch_sampling import BatchSampler
 
         self._loop, self._ids, self._is_open = loop, itertools.count(), True
         self._outputs: dict[str, asyncio.Queue[GenerationOutput]] = {}
         self._sampler = BatchSampler()
-        has_gpu_attention = gpu_attention.supports(model)
+        has_gpu_attention, attention = gpu_attention.supports(model), model.config._attn_implementation
         self._manager = create_manager(model, capacity, use_graphs=has_gpu_attention)
         self._sampler.install(self._manager)
         cache_indices.install(self._manager)
@@ -92,6 +92,7 @@ class BatchedGenerator:
             run_trial(self._manager)
         except BaseException:
             self._stop_manager()
+            model.set_attn_implementation(attention)  # the other one requires the manager's cache
             raise
         threading.Thread(target=self._deliver_outputs, name="answers", daemon=True).start()
 
