@@ -150,8 +150,9 @@ def choose_settings(config: Recipe, device: str, shape: ModelShape, model_config
     choice = config.activation_checkpointing
     is_checkpointing, memory = choice == "on", "as configured"
     if choice == "auto":
+        chosen = config.model_copy(update={"attention": attention})
         required = estimate_required_memory(
-            config, shape, rows=config.micro_batch_size, length=config.max_length, gpu=device in BFLOAT16_DEVICES
+            chosen, shape, rows=config.micro_batch_size, length=config.max_length, gpu=device in BFLOAT16_DEVICES
         )
         free = compute_devices.get_free_memory_bytes(device) // (config.processes if device == "cpu" else 1)
         is_checkpointing = required > MAX_MEMORY_FRACTION * free
@@ -227,7 +228,7 @@ def estimate_memory_parts(
         optimizer_bytes=OPTIMIZERS[config.optimizer].state_bytes,
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
         fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
-        masked_attention=gpu and (config.attention in ("sdpa", "eager") or not _is_padding_free(config)),
+        masked_attention=gpu and _has_masked_attention(config),
         whole_logits=not config.objective_spec.is_causal,
         reference=has_reference and not config.precomputes_reference,
         layout=layout,
@@ -236,6 +237,12 @@ def estimate_memory_parts(
 
 def _is_padding_free(config: FineTuningConfig) -> bool:
     return config.objective_spec.is_causal and not config.adaptation_spec.is_prompt_based
+
+
+def _has_masked_attention(config: FineTuningConfig) -> bool:
+    """Return whether attention has a mask; flash_attention_2 removes padding instead."""
+    is_masked = config.attention in ("sdpa", "eager") or not _is_padding_free(config)
+    return is_masked and config.attention != "flash_attention_2"
 
 
 def _choose_attention(

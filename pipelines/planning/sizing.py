@@ -44,6 +44,7 @@ class SizingRequest:
         mean_length: tokens of a row, or of each answer of a pair with its prompt. None: rows fill `length`.
         dropout: whether dropout precedes the update of LoRA.
         fused: whether layers are fused or compiled.
+        masked_attention: whether attention separates rows by a mask. Preference objectives have a mask of padding.
         deepspeed: whether DeepSpeed shards, whose communication buffers count.
         micro_batch: rows per GPU and pass. None: the largest of MICRO_BATCHES that fits without recomputation.
         stage: ZeRO stage; FSDP is 3. None: 0 if that fits, otherwise 3.
@@ -63,6 +64,7 @@ class SizingRequest:
     optimizer_bytes: float = 8.0
     dropout: bool = False
     fused: bool = True
+    masked_attention: bool = False
     deepspeed: bool = False
     stack: str = "standard"
     length: int = DEFAULT_LENGTH
@@ -281,7 +283,7 @@ def _measure_plan(
         optimizer_bytes=request.optimizer_bytes,
         four_bit=request.adaptation == "qlora",
         fused=request.fused,
-        masked_attention=request.on_gpu and request.objective != "sft",
+        masked_attention=request.on_gpu and (request.masked_attention or request.objective != "sft"),
         whole_logits=request.objective != "sft",
         offload=request.offload,
         reference=request.has_reference and request.adapter is None and not request.precomputes_reference,

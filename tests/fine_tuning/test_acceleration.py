@@ -156,18 +156,17 @@ def test_liger_is_used_on_a_gpu_if_installed_and_model_supported(machine: FakeMa
         assert f"the device is {device}" in find_reason(choose_settings(device), "fused kernels")
 
 
-def estimate_memory(config: Recipe, rows: int, gpu: bool) -> int:
-    dropout = config.lora.dropout > 0
+def estimate_memory(config: Recipe, rows: int, device: str) -> int:
+    dropout, gpu = config.lora.dropout > 0, device in ("cuda", "hpu")
     options: dict[str, Any] = {"length": config.max_length, "dropout": dropout, "gpu": gpu, "fused": False}
+    options["masked_attention"] = device == "hpu"  # which has no kernels for rows of different lengths
     return estimate_training_memory(LARGE_MODEL, rows=rows, **options)["total"]
 
 
 @pytest.mark.parametrize("device", ["cuda", "hpu", "mps", "cpu"])
 def test_activation_checkpointing_is_enabled_when_memory_is_short(device: str, machine: FakeMachine) -> None:
     config = recipe()
-    required_bytes = int(
-        estimate_memory(config, config.micro_batch_size, device in ("cuda", "hpu")) / acceleration.MAX_MEMORY_FRACTION
-    )
+    required_bytes = int(estimate_memory(config, config.micro_batch_size, device) / acceleration.MAX_MEMORY_FRACTION)
     machine(device, free=required_bytes + 10**6)
     assert not choose_settings(device).activation_checkpointing
     machine(device, free=required_bytes - 10**6)
@@ -191,7 +190,7 @@ def test_memory_estimate_includes_dropout_objective_length_and_rows(machine: Fak
     config = recipe(lora={"dropout": 0.0})
     machine(
         "cuda",
-        free=int(estimate_memory(config, config.micro_batch_size, True) / acceleration.MAX_MEMORY_FRACTION) + 10**6,
+        free=int(estimate_memory(config, config.micro_batch_size, "cuda") / acceleration.MAX_MEMORY_FRACTION) + 10**6,
     )
     assert not choose_settings("cuda", lora={"dropout": 0.0}).activation_checkpointing
     assert choose_settings("cuda").activation_checkpointing, "dropout keeps its masks"
@@ -206,13 +205,13 @@ def test_processes_share_host_memory_but_not_accelerator_memory(machine: FakeMac
     config = recipe(**settings)
     machine(
         "cpu",
-        free=int(1.5 * estimate_memory(config, config.micro_batch_size, False) / acceleration.MAX_MEMORY_FRACTION),
+        free=int(1.5 * estimate_memory(config, config.micro_batch_size, "cpu") / acceleration.MAX_MEMORY_FRACTION),
     )
     assert not choose_settings("cpu").activation_checkpointing
     assert choose_settings("cpu", **settings).activation_checkpointing
     machine(
         "cuda",
-        free=int(1.5 * estimate_memory(config, config.micro_batch_size, True) / acceleration.MAX_MEMORY_FRACTION),
+        free=int(1.5 * estimate_memory(config, config.micro_batch_size, "cuda") / acceleration.MAX_MEMORY_FRACTION),
     )
     assert not choose_settings("cuda", **settings).activation_checkpointing
 
@@ -222,7 +221,7 @@ def test_sharding_reduces_memory_per_process(machine: FakeMachine) -> None:
     config = recipe(**settings)
     machine(
         "cuda",
-        free=int(0.6 * estimate_memory(config, config.micro_batch_size, True) / acceleration.MAX_MEMORY_FRACTION),
+        free=int(0.6 * estimate_memory(config, config.micro_batch_size, "cuda") / acceleration.MAX_MEMORY_FRACTION),
     )
     assert choose_settings("cuda", **settings).activation_checkpointing
     assert not choose_settings("cuda", **settings, strategy="fsdp2").activation_checkpointing
@@ -242,6 +241,16 @@ def test_memory_of_a_gpu_is_within_two_percent_of_measured_peaks() -> None:
     for measured, settings in peaks:
         estimate = estimate_training_memory(shape, **options | settings)
         assert estimate["total"] == pytest.approx(measured, rel=0.02), (settings, estimate)
+
+
+def test_estimated_memory_has_the_mask_of_the_attention_that_is_chosen(machine: FakeMachine) -> None:
+    machine("cuda", "flash_attn")
+
+    def describe(**changes: Any) -> str:
+        return find_reason(choose_settings("cuda", max_length=2048, **changes), "activation checkpointing")
+
+    assert describe(precision="float32") == describe(precision="float32", attention="sdpa") != describe()
+    assert describe(objective="dpo") != describe(objective="dpo", attention="sdpa"), "flash-attn removes padding"
 
 
 def test_names_that_liger_replaces_are_restored() -> None:

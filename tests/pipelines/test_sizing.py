@@ -272,6 +272,17 @@ def test_recipe_and_dataset_of_a_customization_are_used(tmp_path: Path, monkeypa
     assert again["flops"] != result["flops"]
 
 
+def test_memory_counts_the_mask_of_the_configured_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    memory = {}
+    for attention in ("auto", "sdpa"):
+        settings = {"attention": attention, "micro_batch_size": 4, "activation_checkpointing": "off"}
+        (tmp_path / "customization.yaml").write_text(json.dumps({"fine_tuning": settings}))
+        result = size("-c", "customization.yaml", "--model", "llama-3-8b", *TOKENS, "--gpu", "h200:1")
+        memory[attention] = result["memory_gib_per_gpu"]
+    assert memory["sdpa"] > 1.05 * memory["auto"]
+
+
 def test_text_names_what_binds_formulas_and_assumptions(tmp_path: Path) -> None:
     arguments = ("size", "--model", "8b", "--gpu", "b200", *TOKENS, "--concurrency", 8)
     lines = run_in_process(*arguments, cwd=tmp_path).stdout.splitlines()
