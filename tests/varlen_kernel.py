@@ -37,4 +37,6 @@ def varlen_attn(
             enable_gqa=True,
         )
         parts.append(part[0].transpose(0, 1))
+    # The kernel does not write the output of padding behind the last sequence.
+    parts.append(torch.full_like(query[int(query_ends[-1]) :], torch.nan))
     return torch.cat(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,18 +93,46 @@ def test_batched_answers_match_generate(device: str, tmp_path: Path, monkeypatch
 
 
 def load_for_emulated_gpu(folder: Path, patch: pytest.MonkeyPatch) -> Any:
-    """Return the tiny model, and let the generator treat this CPU as a GPU that supports its attention."""
+    """Return the tiny model, and let the generator treat this CPU as a GPU that supports its attention and graphs."""
     patch.setattr(varlen, "varlen_attn", varlen_kernel.varlen_attn)
     patch.setattr(gpu_attention, "supports", lambda model: True)
+    patch.setattr(initialization, "get_accelerator_graph_name", lambda: "CUDAGraph")
+    patch.setattr(model_runner, "get_memory_pools", lambda: (None, 0))
+    patch.setattr(model_runner, "memory_pool_context", lambda pool: nullcontext())
     return model_loading.load_model(model_loading.open_model(tiny.tiny_model(folder)), dtype=torch.float32)
+
+
+def test_replayed_graphs_have_the_answers_of_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph computes with the tensors of its capture. Here a CPU calls the captured function with them again."""
+    replays: list[None] = []
+
+    def capture(runner: Any, compute: Any, stream: None, *given: Any) -> None:
+        compute(*given)
+        graph = SimpleNamespace(replay=lambda: (replays.append(None), compute(*given)), reset=lambda: None)
+        runner.inputs_and_outputs.set_graph(graph)
+
+    model = load_for_emulated_gpu(tmp_path / "model", monkeypatch)
+    monkeypatch.setattr(decode_graphs.DecodeGraphRunner, "_capture_graph", capture)
+    lengths = [1, 9, 33, 40, 7]  # five requests, padded to eight
+
+    async def answer() -> tuple[list[list[int]], list[list[int]]]:
+        alone = SequentialGenerator(model, 0, asyncio.get_running_loop())
+        expected = [await collect(alone, length) for length in lengths]
+        alone.close()
+        together = BatchedGenerator(model, BatchCapacity(8, 4096), asyncio.get_running_loop())
+        try:
+            return expected, list(await asyncio.gather(*(collect(together, length) for length in lengths)))
+        finally:
+            together.close()
+
+    expected, answers = asyncio.run(answer())
+    assert answers == expected
+    assert len(replays) >= ANSWER - 2, "of nine steps, the first is captured"
 
 
 def test_a_failed_capture_does_not_fail_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that wait for the device cannot be captured. A CPU has no graphs, so every capture fails."""
     model = load_for_emulated_gpu(tmp_path / "model", monkeypatch)
-    monkeypatch.setattr(initialization, "get_accelerator_graph_name", lambda: "CUDAGraph")
-    monkeypatch.setattr(model_runner, "get_memory_pools", lambda: (None, 0))
-    monkeypatch.setattr(model_runner, "memory_pool_context", lambda pool: nullcontext())
 
     async def answer() -> list[int]:
         generator = BatchedGenerator(model, BatchCapacity(8, 4096), asyncio.get_running_loop())
