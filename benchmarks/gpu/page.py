@@ -41,14 +41,15 @@ CHANGES = """## What these measurements changed
   end with the logits, so each request keeps its own sampler. Requests with equal settings are sampled together.
 - **Attention** of long rows of equal lengths runs in cuDNN: forward and backward of 16,384 tokens take 2.3 ms per layer
   instead of 4.0 with rows of 2,048 tokens, and 7.6 instead of 12.7 with rows of 8,192.
-- **Idle time between steps**: a trace showed 80 ms without kernels per step of one second. The rows of the next step are now
-  fetched while the GPU computes, and nothing waits for the GPU before the optimizer's step.
+- **Idle time between steps**: in a trace, no kernel ran for 80 ms of each one-second step. The rows of the next step are
+  now fetched while the GPU computes, and nothing waits for the GPU before the optimizer's step.
 - **Memory** of attention `sdpa` was underestimated by 11%; the estimate now counts the copies that a mask requires.
 - **Liger** replaces layers for a whole process. They are restored after a training; a later one with compilation failed.
 
-Missing for 55% MFU: the matrix products run at about 730 TFLOP/s, close to the rate of the large product above, and take 70%
-of the step. The small products of LoRA (80 ms of 0.95 s, by their sizes), norms and activations, which only move memory,
-and about 70 ms without kernels are the rest. The first step takes 70 to 90 seconds of compilation.
+What separates `lora-packed` from 55% MFU is the time without kernels: its kernels take 0.88 s per 16,384 tokens (twice
+the profiled half step), and the step takes 0.96 s. Without that difference MFU would be 57%. Most of the rest are
+matrix products; LoRA's small products, norms and activations are memory-bound. The first step of the compiled cases takes
+73 to 88 seconds.
 """
 
 
@@ -192,7 +193,7 @@ def _describe_serving(results: Results) -> str:
         f"without Triton. The cache holds {serving['cache_tokens']:,} tokens, half of the "
         f"{serving['free_bytes_before'] / GB:.0f} GB that the weights leave free.\n\n"
         + table_of(["clients", "tokens/s", "of generate", "GPU use", "sampled tokens/s"], rows)
-        + "\nSampled: temperature 0.7 and top_p 0.9, an own seed per request. In these runs the processor listed the places of cached\n"
+        + "\nSampled: temperature 0.7 and top_p 0.9, a separate seed per request. In these runs the processor listed the places of cached\n"
         "tokens between steps, for 2 of 14 ms with 16 clients and 6 of 26 ms with 64. Since then numpy computes them: with 64\n"
         "requests of 2,000 tokens in 0.5 ms instead of 31 on one core of another machine.\n"
     )

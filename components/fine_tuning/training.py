@@ -184,8 +184,9 @@ def _train(
         if OPTIMIZERS[config.optimizer].trains_matrices:
             share = muon.measure_share(outline)
             settings.reasons.append(f"optimizer muon: trains {share:.0%} of the weights, and AdamW the others")
+        model_class = model_support.find_class(model_config)
         # With these arguments, transformers shards the weights of ZeRO-3 while it loads them.
-        arguments = _build_arguments(splits, config, settings, job, model_support.find_class(model_config))
+        arguments = _build_arguments(splits, config, settings, job, model_class)
         sharding.prepare_loading(config)
         torch.manual_seed(job.seed)  # counting parameters consumed random numbers
         model = _load_model(job, config, settings, model_config)
@@ -199,7 +200,7 @@ def _train(
         )
         rows = _build_row_lookup(splits, config, job.seed)
         events = callbacks.build_callback(config, state, reporter, stop, rows, verify_lock, budget)
-        cleanup.enter_context(acceleration.keep_model_code(type(model)))
+        cleanup.enter_context(acceleration.keep_model_code(model_class))
         trainer = _build_trainer(model, reference, tokenizer, splits, config, settings, arguments, job, events)
 
     def verify_first_step() -> None:

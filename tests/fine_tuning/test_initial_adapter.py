@@ -64,14 +64,19 @@ def read_weights(model: Artifact) -> dict[str, Any]:
 def test_reference_model_is_the_initial_adapter(
     trained: Trained, tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss before the first step is that of a model without preference, and TRL's copy is not published."""
+    """The loss before the first step is that of a model without preference, and TRL's copy is not published.
+
+    The model's code is restored after the training, although the adapter wraps the model.
+    """
     import torch
+    from transformers.models.llama import modeling_llama
 
     built: list[Any] = []
-    build = trainers.build_trainer_class
+    build, norm = trainers.build_trainer_class, modeling_llama.LlamaRMSNorm
 
     def record(*args: Any) -> Any:
         trainer_class = build(*args)
+        modeling_llama.LlamaRMSNorm = None  # as Liger replaces it
 
         class Recorded(trainer_class):  # type: ignore[misc, valid-type]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -98,6 +103,7 @@ def test_reference_model_is_the_initial_adapter(
         assert torch.equal(reference, value)
         assert not reference.requires_grad
     assert not (model.path / "ref").exists()
+    assert modeling_llama.LlamaRMSNorm is norm
     one = trained.adapter
     assert [(i.kind, i.content_sha256, i.uri) for i in model.manifest.inputs][1:] == [
         ("base_model", trained.base.sha256, trained.base.uri),
