@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 # A graph has fixed sizes, to which a step is padded: keys to this number of tokens, or to a quarter of the power of two
 # below their number. The first step of a size captures its graph, which takes as long as two steps without one.
 MIN_KEY_STEP = 4096
+MAX_GRAPHS = 256  # steps of further sizes are computed directly
 
 
 def install(manager: ContinuousBatchingManager) -> None:
@@ -71,6 +72,8 @@ class DecodeGraphRunner(ModelRunner):  # type: ignore[misc] # transformers is un
         if self._logits is None:
             shape = (self.cb_config.max_requests_per_batch, model.get_output_embeddings().weight.shape[0])
             self._logits = torch.empty(shape, dtype=model.dtype, device=model.device)
+        if streams.compute_stream is not None:  # the inputs were copied on the default stream
+            streams.compute_stream.wait_stream(torch.get_device_module().current_stream())
         super().compute_batch(model, batch_data)
         rows = streams.num_request_in_batch
         with stream_context(streams.compute_stream):
@@ -81,7 +84,10 @@ class DecodeGraphRunner(ModelRunner):  # type: ignore[misc] # transformers is un
             self._sample(scores[None], streams.output_ids)
 
     def _get_forward_fn(self, use_block_table: bool) -> tuple[Callable[..., None], bool]:
-        return self._compute_logits, self.pad_inputs and self.use_cuda_graph_varlen
+        graphs = self.inputs_and_outputs.graphs
+        is_captured = graphs.get_graph(self.inputs_and_outputs._get_graph_key()) is not None
+        uses_graph = self.pad_inputs and self.use_cuda_graph_varlen
+        return self._compute_logits, uses_graph and (is_captured or len(graphs._storage) < MAX_GRAPHS)
 
     def _capture_graph(self, forward_fn: Callable[..., None], compute_stream: torch.cuda.Stream, *args: Any) -> None:
         """Capture the graph of a step. If that fails, compute this step and all later ones without graphs."""
