@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
+.PHONY: images images-check run flywheel test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -25,6 +25,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 
 run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to end
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
+
+flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, find drift, and train the next version on corrections (its gate is not passed yet)
+	@$(BIN)/python -P -m examples.flywheel --folder $(WORKDIR)/flywheel $(ARGS)
 
 # Most tests wait for child processes and servers: one worker more than there are cores, four at most.
 WORKERS := $(shell cores=$$(nproc 2> /dev/null || echo 2); [ $$cores -lt 3 ] && echo $$((cores + 1)) || echo 4)
@@ -70,6 +73,9 @@ stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved d
 
 stress-synthesis: $(VENV)/.ready ## Kill a synthesis at 20 random moments, compare its estimated time, and tune the embedded model on its rows (10 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/pipelines/synthesis $(ARGS)
+
+stress-flywheel: $(VENV)/.ready ## Kill examples/flywheel while it serves, and resume it (30 minutes)
+	@$(BIN)/python -m pytest -s -m stress tests/examples $(ARGS)
 
 bench-curation: $(VENV)/.ready ## Compare data curation with its peers; curate a million rows (1 hour); writes docs/reference/benchmarks-curation.md
 	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/reference/benchmarks-curation.md $(ARGS)

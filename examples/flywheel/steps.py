@@ -1,0 +1,246 @@
+"""The steps of the flywheel, in their order. Each is a command of tuneline, or requests to its gateway.
+
+The days are simulated: the gateway captures with this machine's clock into `captured`, and `move_to_days` copies the
+rows to `traffic` with the time of the simulated question. Users and editors are simulated; all else is real.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+
+from components.common.runtime.errors import TunelineError
+from components.common.runtime.http_client import build_opener
+from components.common.runtime.process_control import die_with_parent
+from examples.flywheel.questions import NETWORK_AND_CONCURRENCY, TEXT_AND_DATA, Question, read_questions
+
+Json = dict[str, Any]
+MODEL_NAME = "python-helper"
+TRAINING_QUESTIONS = 280  # of the first version; the simulated users ask others
+QUESTIONS_PER_DAY = 50  # the smallest window of the drift check
+LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, LAST_DAY = 4, 5, 7, 9, 12
+CLIENTS, ANSWER_TOKENS, TIMEOUT_SECONDS = 16, 16, 300
+HELD_BACK = 0.3
+SHOWN_ANSWERS = 3
+
+
+@dataclass(frozen=True)
+class Flywheel:
+    """The folder of the example, the port of the gateway, and the results of the finished steps."""
+
+    folder: Path
+    port: int
+    results: dict[str, Json]
+
+    def get_day(self, number: int) -> date:
+        """Return the date of a simulated day, counted from 1."""
+        return date.fromisoformat(self.results["prepare"]["first_day"]) + timedelta(days=number - 1)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A question of a simulated user."""
+
+    question: Question
+    user: str
+    time: datetime
+
+
+def plan_visits(flywheel: Flywheel, first: int, last: int) -> list[Visit]:
+    """Return the questions of these days: text and data, from day 6 on half and then all about the other topic."""
+    topics = [read_questions(flywheel.folder, packages) for packages in (TEXT_AND_DATA, NETWORK_AND_CONCURRENCY)]
+    remaining = [iter(topics[0][TRAINING_QUESTIONS:]), iter(topics[1])]
+    visits = []
+    for number in range(LAST_DAY * QUESTIONS_PER_DAY):
+        day, position = number // QUESTIONS_PER_DAY + 1, number % QUESTIONS_PER_DAY
+        is_new = day >= FIRST_WHOLE_DAY or (day > LAST_CLEAN_DAY and position % 2 == 1)
+        start = datetime.combine(flywheel.get_day(day), time(9), UTC)
+        visit = Visit(next(remaining[is_new]), f"user-{number % 400}", start + timedelta(minutes=10 * position))
+        visits += [visit] if first <= day <= last else []
+    return visits
+
+
+def start_command(flywheel: Flywheel, *arguments: object) -> subprocess.Popen[str]:
+    """Start a command of tuneline with --json. It ends with this process."""
+    print("$ tuneline", *arguments, file=sys.stderr, flush=True)
+    command = [sys.executable, "-P", "-m", "pipelines.cli", *map(str, arguments), "--json"]
+    return subprocess.Popen(command, cwd=flywheel.folder, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
+
+
+def read_result(process: subprocess.Popen[str]) -> Json:
+    """Return the object that a command prints.
+
+    Raises:
+        TunelineError: the command failed.
+    """
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    result: Json = json.loads(line or '{"error": {"message": "tuneline ended without a result"}}')
+    if error := result.get("error"):
+        raise TunelineError.from_dict(error)
+    return result
+
+
+def run_command(flywheel: Flywheel, *arguments: object) -> Json:
+    """Run a command of tuneline to its end, and return its result."""
+    with start_command(flywheel, *arguments) as process:
+        return read_result(process)
+
+
+@contextmanager
+def deployed_champion(flywheel: Flywheel) -> Iterator[Json]:
+    """Serve the champion with capture until the end of the block, which seals the captured files."""
+    options = ["--http-port", flywheel.port, "--capture", "gateway-capture.yaml", "--workdir", "work"]
+    with start_command(flywheel, "deploy", MODEL_NAME, *options) as process:
+        try:
+            yield read_result(process)
+        finally:
+            process.terminate()
+
+
+def post(url: str, body: Mapping[str, object]) -> Json:
+    """Send a JSON request to the gateway, and return its answer."""
+    headers = {"Content-Type": "application/json", "x-tuneline-consent": "granted"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
+    try:
+        with build_opener(url).open(request, timeout=TIMEOUT_SECONDS) as response:
+            return dict(json.loads(response.read()))
+    except urllib.error.URLError as error:
+        raise TunelineError(f"{url}: {error}", hint="See gateway.log in work/serving.") from None
+
+
+def serve_days(flywheel: Flywheel, first: int, last: int) -> Json:
+    """Let the users of these days ask the champion, and return its version and the ids of the answers."""
+    visits = plan_visits(flywheel, first, last)
+    shutil.rmtree(flywheel.folder / "captured", ignore_errors=True)  # of an interrupted attempt
+
+    def ask(visit: Visit) -> str:
+        messages = [{"role": "user", "content": visit.question.text}]
+        body = {"model": server["model"], "messages": messages, "user": visit.user, "max_tokens": ANSWER_TOKENS}
+        return str(post(f"{server['openai_url']}/chat/completions", body)["id"])
+
+    with deployed_champion(flywheel) as server, ThreadPoolExecutor(CLIENTS) as clients:
+        ids = list(clients.map(ask, visits))
+    rows = move_to_days(flywheel.folder, {key: visit.time for key, visit in zip(ids, visits, strict=True)})
+    return {"version": server["version"], "answers": len(ids), "captured": rows, "ids": ids}
+
+
+def move_to_days(folder: Path, times: Mapping[str, datetime]) -> int:
+    """Copy the captured rows to the files of their simulated days, and return their number."""
+    days: dict[Path, list[str]] = defaultdict(list)
+    for path in sorted((folder / "captured").glob("*/*/*/*.jsonl")):  # MODEL/DAY/HOUR/FILE
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            moment = times[row["response"]["id"]]
+            row["timestamp"] = int(moment.timestamp())
+            days[folder / "traffic" / path.parents[2].name / f"{moment:%Y-%m-%d}" / "09"].append(json.dumps(row))
+    for hour, lines in days.items():
+        hour.mkdir(parents=True, exist_ok=True)
+        (hour / "simulated.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return sum(map(len, days.values()))
+
+
+def prepare(flywheel: Flywheel) -> Json:
+    """Write the training data of the first version, and the configuration files."""
+    folder = flywheel.folder
+    questions = read_questions(folder, TEXT_AND_DATA)[:TRAINING_QUESTIONS]
+    rows = [{"prompt": each.text, "completion": each.documentation, "source": "team"} for each in questions]
+    (folder / "team.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (folder / "subject.key").write_text(secrets.token_hex(32), encoding="utf-8")
+    (folder / "subject.key").chmod(0o600)
+    for name in ("customization.yaml", "capture.yaml"):
+        shutil.copy(Path(__file__).with_name(name), folder)
+    settings = (folder / "capture.yaml").read_text(encoding="utf-8")
+    (folder / "gateway-capture.yaml").write_text(settings.replace("folder: traffic", "folder: captured"))
+    return {"rows": len(rows), "first_day": str(datetime.now(UTC).date() - timedelta(days=LAST_DAY))}
+
+
+def train(flywheel: Flywheel) -> Json:
+    """Train, evaluate, package, register and promote the first version."""
+    result = run_command(flywheel, "run", "-c", "customization.yaml", "--workdir", "work")
+    if "champion" not in result["mlflow"]["aliases"]:
+        raise TunelineError(f"the first version was not promoted: {result['verdict']}", hint=f"See {result['report']}.")
+    return result
+
+
+def serve_first_version(flywheel: Flywheel) -> Json:
+    """Serve the first version; the questions drift from day 6 on."""
+    return serve_days(flywheel, 1, LAST_FEEDBACK_DAY)
+
+
+def find_drift(flywheel: Flywheel) -> Json:
+    """Compare the later days with the first ones."""
+    result = check_drift(flywheel, "drift", f"..{flywheel.get_day(LAST_REFERENCE_DAY)}")
+    if not result["alarm"]:
+        raise TunelineError("the drift check raised no alarm", hint=f"See {result['report']}.")
+    return result
+
+
+def check_drift(flywheel: Flywheel, name: str, days: str) -> Json:
+    """Run the drift check, and keep its output as NAME.json."""
+    options = ["--capture", "capture.yaml", "--reference-days", days, "--window", "day", "-o", f"{name}-report"]
+    result = run_command(flywheel, "traffic", "drift", *options, "--workdir", "work")
+    (flywheel.folder / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def give_feedback(flywheel: Flywheel) -> Json:
+    """Post the editors' corrections of the answers about the new topic."""
+    visits = plan_visits(flywheel, 1, LAST_FEEDBACK_DAY)
+    answers = zip(flywheel.results["serve_first_version"]["ids"], visits, strict=True)
+    corrected = [(key, each) for key, each in answers if each.question.module.split(".")[0] in NETWORK_AND_CONCURRENCY]
+    with deployed_champion(flywheel) as server:
+        for key, visit in corrected:
+            body = {"id": key, "rating": "down", "correction": visit.question.correction, "author": "editor"}
+            post(f"{server['openai_url']}/feedback", body)
+    return {"corrections": len(corrected), "file": str(Path(server["folder"]) / "feedback.jsonl")}
+
+
+def retrain(flywheel: Flywheel) -> Json:
+    """Train the next version on the exported corrections, compare it with the champion, and promote it."""
+    feedback = flywheel.results["give_feedback"]["file"]
+    options = ["--capture", "capture.yaml", "--feedback", feedback, "--drift", "drift.json", "--held-back", HELD_BACK]
+    options += ["--set", "fine_tuning.mixing_weights={traffic: 0.7, team: 0.3}"]  # mostly corrections
+    options += ["--set", "fine_tuning.learning_rate=6.0e-4"]  # at 3e-4, no answer has the form of the corrections
+    run_command(flywheel, "retrain", "-c", "customization.yaml", *options, "--workdir", "work")
+    # Not the command's result: it has none if this step was interrupted after the decision.
+    state = (flywheel.folder / "retraining" / "retraining.json").read_text(encoding="utf-8")
+    cycle: Json = json.loads(state)["retrainings"][-1]
+    if cycle["decision"] != "promoted":
+        hint = f"See {cycle['run']['report']}."
+        raise TunelineError(f"the next version was not promoted: {cycle['decision']}, {cycle['reason']}", hint=hint)
+    export = json.loads((Path(cycle["rows"]) / "export.json").read_text(encoding="utf-8"))
+    predictions = Path(cycle["run"]["artifacts"]["evaluation"]) / "predictions.parquet"
+    answers = parquet.read_table(predictions, filters=[("task", "=", "held_back_traffic")]).to_pylist()
+    return {**cycle, "export": export, "answers": answers[:SHOWN_ANSWERS]}
+
+
+def serve_next_version(flywheel: Flywheel) -> Json:
+    """Serve the promoted version on the following days."""
+    return serve_days(flywheel, LAST_FEEDBACK_DAY + 1, LAST_DAY)
+
+
+def check_again(flywheel: Flywheel) -> Json:
+    """Accept the days after the change as the new reference, and compare the following days with it."""
+    days = f"{flywheel.get_day(FIRST_WHOLE_DAY)}..{flywheel.get_day(LAST_FEEDBACK_DAY)}"
+    return check_drift(flywheel, "drift-again", days)
+
+
+STEPS = (
+    prepare, train, serve_first_version, find_drift, give_feedback, retrain, serve_next_version, check_again,
+)  # fmt: skip
