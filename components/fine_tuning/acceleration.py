@@ -228,21 +228,11 @@ def estimate_memory_parts(
         optimizer_bytes=OPTIMIZERS[config.optimizer].state_bytes,
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
         fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
-        masked_attention=gpu and _has_masked_attention(config),
+        masked_attention=gpu and config.has_masked_attention,
         whole_logits=not config.objective_spec.is_causal,
         reference=has_reference and not config.precomputes_reference,
         layout=layout,
     )
-
-
-def _is_padding_free(config: FineTuningConfig) -> bool:
-    return config.objective_spec.is_causal and not config.adaptation_spec.is_prompt_based
-
-
-def _has_masked_attention(config: FineTuningConfig) -> bool:
-    """Return whether attention has a mask; flash_attention_2 removes padding instead."""
-    is_masked = config.attention in ("sdpa", "eager") or not _is_padding_free(config)
-    return is_masked and config.attention != "flash_attention_2"
 
 
 def _choose_attention(
@@ -261,7 +251,7 @@ def _choose_attention(
         or ("" if varlen_attention.is_available() else "torch 2.10 or later")
         or (
             ""
-            if _is_padding_free(config)
+            if config.is_padding_free
             else f"rows without padding, which {config.objective} with {config.adaptation} lacks"
         ),
     }

@@ -490,6 +490,18 @@ class FineTuningConfig(Section):
         return self.strategy in SHARDED_STRATEGIES
 
     @property
+    def is_padding_free(self) -> bool:
+        """Whether the rows of a micro-batch form one sequence, instead of being padded to the longest row."""
+        return self.objective_spec.is_causal and not self.adaptation_spec.is_prompt_based
+
+    @property
+    def has_masked_attention(self) -> bool:
+        """Whether attention on a GPU has a mask of rows or padding; flash_attention_2 removes padding instead."""
+        return self.attention in ("sdpa", "eager") or (
+            not self.is_padding_free and self.attention != "flash_attention_2"
+        )
+
+    @property
     def precomputes_reference(self) -> bool:
         """Whether TRL computes the reference of the loss before the training, if the training visits every row.
 

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 Batch = dict[str, "torch.Tensor"]
 
 
-def is_padding_free(config: Recipe) -> bool:
-    """Return whether the rows of a micro-batch form one sequence, instead of being padded to the longest row."""
-    return config.objective_spec.is_causal and not config.adaptation_spec.is_prompt_based
-
-
 def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> type[Trainer]:
     """Return a subclass of the objective's TRL trainer for these splits."""
     import torch
@@ -216,7 +211,7 @@ def _compute_answer_loss(model: PreTrainedModel, inputs: Batch, items: Any, rout
 def build_collator(config: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataCollator:
     """Return TRL's collator, which builds a batch from rows."""
     module, _, name = config.objective_spec.collator_path.rpartition(".")
-    options = {"padding_free": is_padding_free(config)} if config.objective_spec.is_causal else {}
+    options = {"padding_free": config.is_padding_free} if config.objective_spec.is_causal else {}
     collator: DataCollator = getattr(importlib.import_module(module), name)(
         pad_token_id=tokenizer.pad_token_id, **options
     )

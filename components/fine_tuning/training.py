@@ -414,7 +414,7 @@ def _build_trainer(
 
 def _check_row_isolation(trainer: Trainer, model: PreTrainedModel, config: Recipe) -> None:
     """If the rows of a sequence attend to each other, reject packing, or pad unpacked rows."""
-    if not trainers.is_padding_free(config):
+    if not config.is_padding_free:
         return
     vocabulary = trainer.model.config.get_text_config().vocab_size
     with trainer.accelerator.autocast():

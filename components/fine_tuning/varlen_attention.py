@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 MAX_HEAD_WIDTH = 256  # of FlashAttention 2, which also requires a multiple of 8
-# From this length on, rows of equal lengths are computed by cuDNN, if it supports the device. On an H200 with the heads of
-# Llama 3 8B, forward and backward of 16,384 tokens took 2.3 ms per layer instead of 4.0 with rows of 2,048 tokens, and
-# 7.6 instead of 12.7 with rows of 8,192; torch 2.11.
+# From this length on, rows of equal lengths are computed by cuDNN, if it supports the device. On an H200 (torch 2.11) with
+# the heads of Llama 3 8B, forward and backward of 16,384 tokens took 2.3 ms per layer instead of 4.0 with rows of 2,048
+# tokens, and 7.6 instead of 12.7 with rows of 8,192.
 MIN_EQUAL_LENGTH = 1024
 NAME = "varlen"  # of the attention kernel in a recipe and in transformers
 
@@ -56,7 +56,8 @@ def attend(
     """Compute causal attention within each row, with the signature of transformers' attention functions.
 
     Rows are separated by `cu_seq_lens_q` and `max_length_q`, which TRL's collator adds to a batch, or else by position
-    ids. Long rows of equal lengths are computed by cuDNN. Generation, padded batches and other data types are computed by transformers' `sdpa`.
+    ids. Long rows of equal lengths are computed by cuDNN; generation, padded batches and other data types by
+    transformers' `sdpa`.
 
     Args:
         module: The attention layer.

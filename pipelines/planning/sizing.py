@@ -44,7 +44,7 @@ class SizingRequest:
         mean_length: tokens of a row, or of each answer of a pair with its prompt. None: rows fill `length`.
         dropout: whether dropout precedes the update of LoRA.
         fused: whether layers are fused or compiled.
-        masked_attention: whether attention separates rows by a mask. Preference objectives have a mask of padding.
+        masked_attention: whether attention has a mask of rows or padding. None: preference objectives have one.
         deepspeed: whether DeepSpeed shards, whose communication buffers count.
         micro_batch: rows per GPU and pass. None: the largest of MICRO_BATCHES that fits without recomputation.
         stage: ZeRO stage; FSDP is 3. None: 0 if that fits, otherwise 3.
@@ -64,7 +64,7 @@ class SizingRequest:
     optimizer_bytes: float = 8.0
     dropout: bool = False
     fused: bool = True
-    masked_attention: bool = False
+    masked_attention: bool | None = None
     deepspeed: bool = False
     stack: str = "standard"
     length: int = DEFAULT_LENGTH
@@ -273,6 +273,7 @@ def build_plan(request: SizingRequest, gpus: int) -> TrainingPlan:
 def _measure_plan(
     request: SizingRequest, layout: ParallelLayout, micro_batch: int, recomputation: bool
 ) -> TrainingPlan:
+    has_pairs = request.objective != "sft"
     memory = resource_formulas.estimate_training_memory(
         request.shape,
         rows=micro_batch * request.sequences,
@@ -283,8 +284,9 @@ def _measure_plan(
         optimizer_bytes=request.optimizer_bytes,
         four_bit=request.adaptation == "qlora",
         fused=request.fused,
-        masked_attention=request.on_gpu and (request.masked_attention or request.objective != "sft"),
-        whole_logits=request.objective != "sft",
+        masked_attention=request.on_gpu
+        and (has_pairs if request.masked_attention is None else request.masked_attention),
+        whole_logits=has_pairs,
         offload=request.offload,
         reference=request.has_reference and request.adapter is None and not request.precomputes_reference,
         layout=layout,

@@ -125,7 +125,7 @@ def build_request(
         "optimizer_bytes": OPTIMIZERS[config.optimizer].state_bytes,
         "dropout": config.has_lora_dropout,
         "fused": config.compile or config.fused_kernels != "off",
-        "masked_attention": config.attention in ("sdpa", "eager") or config.adaptation_spec.is_prompt_based,
+        "masked_attention": config.has_masked_attention,
         "deepspeed": config.strategy == "zero3",
         "packing": config.packing,
         "micro_batch": config.micro_batch_size,

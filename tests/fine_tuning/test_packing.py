@@ -316,5 +316,5 @@ def test_unsupported_packing_is_rejected_with_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_padding_free_batches_are_used_only_where_supported(name: str) -> None:
-    assert not trainers.is_padding_free(recipe(**UNSUPPORTED[name][0]))
-    assert trainers.is_padding_free(recipe())
+    assert not recipe(**UNSUPPORTED[name][0]).is_padding_free
+    assert recipe().is_padding_free

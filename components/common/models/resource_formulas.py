@@ -93,12 +93,12 @@ def estimate_training_memory(
 
     Activations on a CPU follow Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated
     MLP. With fused or compiled layers on a GPU they are 4h + 2q + 2k + 3i: input and output of two norms, queries and
-    output of the attention (q), keys and values (k), and three of the MLP. Other layers on a GPU add the float32 values of the norms
-    and the gate's activation, 6h + i; this was not measured. Attention with a mask on a GPU repeats keys and values for every
-    query head and copies queries and output, 4q − 2k: measured within 1% with an 8B model. The attention matrix is left out, because scaled
-    dot-product attention does not store it. Dropout before a low-rank update adds the adapted inputs and their masks:
-    12h + 2i. With activation checkpointing, every layer keeps its input only, h numbers per token, and one layer at a
-    time has all.
+    output of the attention (q), keys and values (k), and three of the MLP. Other layers on a GPU add the float32 values
+    of the norms and the gate's activation, 6h + i; this was not measured. Attention with a mask on a GPU repeats keys
+    and values for every query head and copies queries and output, 4q − 2k: measured within 1% with an 8B model. The
+    attention matrix is left out, because scaled dot-product attention does not store it. Dropout before a low-rank
+    update adds the adapted inputs and their masks: 12h + 2i. With activation checkpointing, every layer keeps its input
+    only, h numbers per token, and one layer at a time has all.
 
     Logits on a CPU are float32: 4·V bytes per token, LOGIT_COPIES times. A GPU holds a tile of them.
 

@@ -26,9 +26,8 @@ def install(manager: ContinuousBatchingManager) -> None:
     def create_with_places() -> ContinuousBatchProcessor:
         processor = create()
         allocators = list(processor.cache.cache_allocators.values())
-        if [allocator.layer_type for allocator in allocators] == ["full_attention"] and not hasattr(
-            processor, "places"
-        ):
+        is_new = "prepare_batch_tensors" not in vars(processor.inputs_and_outputs)  # a restart returns the same one
+        if is_new and [allocator.layer_type for allocator in allocators] == ["full_attention"]:
             _replace_lists(processor, allocators[0])
         return processor
 
@@ -38,7 +37,6 @@ def install(manager: ContinuousBatchingManager) -> None:
 def _replace_lists(processor: ContinuousBatchProcessor, allocator: FullAttentionCacheAllocator) -> None:
     cache, inputs = processor.cache, processor.inputs_and_outputs
     extend, prepare = cache.extend_read_and_write_indices, inputs.prepare_batch_tensors
-    processor.places = list_places
 
     def extend_write_places(request_id: str, past: int, new: int, _: object, places_to_write: list[list[int]]) -> None:
         extend(request_id, past, new, None, places_to_write)
@@ -57,7 +55,7 @@ def _replace_lists(processor: ContinuousBatchProcessor, allocator: FullAttention
 def list_places(
     allocator: FullAttentionCacheAllocator, requests: Sequence[FutureRequestState]
 ) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]:
-    """Return the places of all tokens of the requests, whose last tokens this step computes, in the order of the requests."""
+    """Return the places of all tokens of the requests, request by request, with the tokens that this step computes."""
     offsets = numpy.arange(allocator.tokens_per_page)
     places: list[numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]] = []
     for request in requests:

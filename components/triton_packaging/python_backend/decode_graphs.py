@@ -84,10 +84,9 @@ class DecodeGraphRunner(ModelRunner):  # type: ignore[misc] # transformers is un
             self._sample(scores[None], streams.output_ids)
 
     def _get_forward_fn(self, use_block_table: bool) -> tuple[Callable[..., None], bool]:
-        graphs = self.inputs_and_outputs.graphs
-        is_captured = graphs.get_graph(self.inputs_and_outputs._get_graph_key()) is not None
-        uses_graph = self.pad_inputs and self.use_cuda_graph_varlen
-        return self._compute_logits, uses_graph and (is_captured or len(graphs._storage) < MAX_GRAPHS)
+        graphs = self.inputs_and_outputs.graphs._storage
+        has_graph = self.inputs_and_outputs._get_graph_key() in graphs or len(graphs) < MAX_GRAPHS
+        return self._compute_logits, self.pad_inputs and self.use_cuda_graph_varlen and has_graph
 
     def _capture_graph(self, forward_fn: Callable[..., None], compute_stream: torch.cuda.Stream, *args: Any) -> None:
         """Capture the graph of a step. If that fails, compute this step and all later ones without graphs."""

@@ -47,7 +47,7 @@ class RequestSampler(transformers.LogitsProcessor):  # type: ignore[misc] # tran
     Attributes:
         token_scores: one entry per token if the request wants log-probabilities; else empty.
         error: the error that ended the answer. Raised in a step, it would fail the other requests of the batch.
-        settings: temperature, top_k and top_p of a request that only samples, which `sample_together` supports; else None.
+        settings: temperature, top_k and top_p of a request that `sample_together` supports; None for others.
     """
 
     def __init__(self, request: GenerationRequest, device: torch.device, grammar: AnswerGrammar | None) -> None:
