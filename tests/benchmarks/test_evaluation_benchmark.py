@@ -178,7 +178,7 @@ def test_page_reports_missed_goal(results: dict[str, Any]) -> None:
     for name in results["adapter"]["rounds"]:
         assert f"| {name} |" in page
     unequal = {**results, "unequal": {**results["unequal"], "questions": [1]}}
-    assert "the speeds do not compare" in evaluation_page.markdown(unequal)
+    assert "so their speeds are not comparable" in evaluation_page.markdown(unequal)
 
 
 @pytest.mark.long
