@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,6 +26,9 @@ from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import MountedFiles, Platform, Resources, Scheduling, SecretKey, StageResources
 from tests import api_reference
 from tests.model_families import FAMILIES, Family, build_configuration
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS: dict[str, type[BaseModel]] = {
@@ -53,8 +56,14 @@ unknown keys are rejected. [Compile and submit to Kubeflow](../tutorials/kubeflo
 """
 FAMILIES_BEGIN, FAMILIES_END = "<!-- model families: begin -->", "<!-- model families: end -->"
 FAMILIES_HEADER = """\
-| family | `model_type` | lora | full | p_tuning | packing | LoRA dropout | router loss | attention |
-|---|---|---|---|---|---|---|---|---|"""
+| family | `model_type` | exceptions |
+|---|---|---|"""
+FAMILIES_RECIPES: dict[str, dict[str, Any]] = {
+    "`lora`": {},
+    "`full`": {"adaptation": "full"},
+    "`p_tuning`": {"adaptation": "p_tuning"},
+    "packing": {"packing": True},
+}
 TABLE_HEADER = "| key | default | type | effect |\n|---|---|---|---|"
 
 
@@ -163,19 +172,25 @@ def _render_family(family: Family) -> str:
     model_config = build_configuration(family)
     model_class = model_support.find_class(model_config)
     outline = adapters.build_outline(model_config, FineTuningConfig())
-    cells = [family.name, f"`{family.model_type}`"]
-    for changes in ({}, {"adaptation": "full"}, {"adaptation": "p_tuning"}, {"packing": True}):
-        try:
-            model_support.check_model(FineTuningConfig.model_validate(changes), model_config)
-            cells.append("yes")
-        except ConfigurationError as error:
-            cells.append(f"no: {error.message.rpartition(': ')[2]}")
-    cells += [
-        "none" if adapters.has_adapted_experts(outline) else "yes",
-        "yes" if model_support.has_router_loss(model_class) else "",
-        ", ".join(f"`{kernel}`" for kernel in model_support.list_attention_kernels(model_class)),
+    exceptions = [
+        f"no {recipe}" for recipe, changes in FAMILIES_RECIPES.items() if not _is_accepted(changes, model_config)
     ]
-    return f"| {' | '.join(cells)} |"
+    if adapters.has_adapted_experts(outline):
+        exceptions.append("no LoRA dropout")
+    if model_support.has_router_loss(model_class):
+        exceptions.append("router loss")
+    kernels = model_support.list_attention_kernels(model_class)
+    if kernels != model_support.ATTENTION_KERNELS:
+        exceptions.append(f"attention {', '.join(f'`{kernel}`' for kernel in kernels)}")
+    return f"| {family.name} | `{family.model_type}` | {'; '.join(exceptions)} |"
+
+
+def _is_accepted(changes: dict[str, Any], model_config: PretrainedConfig) -> bool:
+    try:
+        model_support.check_model(FineTuningConfig.model_validate(changes), model_config)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def render_schemas() -> dict[str, str]:
