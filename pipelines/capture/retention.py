@@ -13,6 +13,7 @@ from components.common.runtime import filesystem
 from pipelines.capture import tombstones, traffic_files
 from pipelines.capture.settings import CaptureSettings, ModelCapture
 from pipelines.capture.traffic_files import DayFolder
+from pipelines.capture.traffic_rows import is_shadow
 
 REMOVED_PREFIX = ".expired."
 ASSUMED_ROW_BYTES = 2000  # of a model without stored rows: a chat of about 300 words
@@ -92,7 +93,8 @@ def _describe_model(
     for day in days:
         for path in [*day.list_sealed(), *day.list_open()]:
             size += path.stat().st_size
-            lines += sum(1 for _ in traffic_files.read_lines(path))
+            # A shadow answer adds to the size of the row of its request.
+            lines += sum(not _is_shadow_line(line) for line in traffic_files.read_lines(path))
     row_bytes = round(size / lines) if lines else ASSUMED_ROW_BYTES
     result: dict[str, Any] = {
         "model": name,
@@ -115,6 +117,11 @@ def _describe_model(
             "bytes": daily * capture.retention_days,
         }
     return result
+
+
+def _is_shadow_line(line: bytes) -> bool:
+    row = traffic_files.parse_line(line) if b'"shadow_of"' in line else None
+    return row is not None and is_shadow(row)
 
 
 def _list_open_to_others(folder: Path, days: Iterable[DayFolder]) -> list[Path]:

@@ -12,6 +12,7 @@ from components.common.runtime.errors import InputError, UsageError
 from pipelines.capture import tombstones, traffic_files
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.traffic_files import Row
+from pipelines.capture.traffic_rows import is_shadow
 
 Feedback = Mapping[str, Mapping[str, Any]]  # by the answer's id
 UNRATED = "none"
@@ -59,6 +60,7 @@ class RowFilter:
         days: days (UTC) in which the rows were written.
         state: `complete`, `aborted` or `failed`.
         rating: `up`, `down`, or UNRATED.
+        with_shadows: include the answers of shadow models, which no client has received.
     """
 
     model: str = ""
@@ -66,10 +68,13 @@ class RowFilter:
     days: DayRange = DayRange()
     state: str = ""
     rating: str = ""
+    with_shadows: bool = False
 
     def matches(self, row: Row, feedback: Feedback) -> bool:
-        """Return whether the row's version, state and rating meet the conditions."""
+        """Return whether the row's version, state, rating and kind meet the conditions."""
         facts = row["tuneline"]
+        if is_shadow(row) and not self.with_shadows:
+            return False
         if (self.version and facts["version"] != self.version) or (self.state and facts["state"] != self.state):
             return False
         rating = feedback.get(row["response"]["id"], {}).get("rating") or UNRATED

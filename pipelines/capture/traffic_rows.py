@@ -60,6 +60,7 @@ def build_row(
     timestamp: int,
     workload: str,
     client: str,
+    shadow_of: str = "",
 ) -> Row:
     """Return the redacted row of an answered request.
 
@@ -70,6 +71,7 @@ def build_row(
         timestamp: Unix time of the request.
         workload: name that the client requested.
         client: name of the API key.
+        shadow_of: id of the answer that the client received, if this one is a shadow model's.
     """
     redactor = Redactor(PLACEHOLDERS, NO_NAMES, Counter(), is_thorough=True)
     choices = [_redact_choice(choice, redactor) for choice in response["choices"]]
@@ -83,8 +85,14 @@ def build_row(
             **vars(facts),
             "finish_reasons": [choice["finish_reason"] for choice in choices],
             "redactions": dict(redactor.counts),
+            **({"shadow_of": shadow_of} if shadow_of else {}),
         },
     }
+
+
+def is_shadow(row: Row) -> bool:
+    """Return whether the row is an answer of a shadow model, which no client has received."""
+    return bool(row["tuneline"].get("shadow_of"))
 
 
 def _redact_request(request: Mapping[str, Any], subject: str | None, redactor: Redactor) -> dict[str, Any]:

@@ -32,6 +32,7 @@ logger = logging.getLogger("tuneline.gateway")
 @dataclass(frozen=True)
 class _Waiting:
     model: str
+    label: str
     size: int
     build: Callable[[], Row]
 
@@ -67,24 +68,26 @@ class TrafficWriter:
         self._thread = threading.Thread(target=self._run, daemon=True, name="capture")
         self._thread.start()
 
-    def submit(self, model: str, size: int, build: Callable[[], Row]) -> None:
+    def submit(self, model: str, size: int, build: Callable[[], Row], *, label: str = "") -> None:
         """Queue a row, or drop it if the queue is full.
 
         Args:
-            model: name of the model that answered.
+            model: name of the model that answered the client.
             size: size of the request in bytes.
             build: returns the redacted row; called in the thread of the writer.
+            label: name under which the row is counted. Default: the model.
         """
+        label = label or model
         if size > self._settings.max_row_kib << 10:
-            self._count(model, "too_large")
+            self._count(label, "too_large")
         elif (
             len(self._queue) >= self._settings.queue_rows
             or self._submitted_bytes - self._taken_bytes + size > self._settings.queue_mib << 20
         ):
-            self._count(model, "dropped")
+            self._count(label, "dropped")
         else:
             self._submitted_bytes += size
-            self._queue.append(_Waiting(model, size, build))
+            self._queue.append(_Waiting(model, label, size, build))
 
     def close(self) -> None:
         """Write the queued rows, and seal the files."""
@@ -111,16 +114,16 @@ class TrafficWriter:
             try:
                 row = waiting.build()
                 if tombstones.is_erased(row, self._tombstones):
-                    self._count(waiting.model, "erased")
+                    self._count(waiting.label, "erased")
                     continue
                 line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
                 self._append(traffic_files.get_hour_folder(self._settings.folder, waiting.model, hour), line)
             except Exception as error:
                 self._report(error)
-                self._count(waiting.model, "failed")
+                self._count(waiting.label, "failed")
             else:
                 self._is_failing = False
-                self._count(waiting.model, "written")
+                self._count(waiting.label, "written")
             time.sleep(YIELD_SECONDS)
 
     def _append(self, folder: Path, line: bytes) -> None:

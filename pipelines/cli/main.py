@@ -47,6 +47,7 @@ from pipelines.cli import (
     traffic,
     captured_traffic,
     traffic_drift,
+    shadow_comparison,
     retraining,
 )
 from pipelines.cli.application import app, print_text

@@ -35,6 +35,7 @@ from pipelines.cli.captured_traffic import (
 
 if TYPE_CHECKING:
     from pipelines.config.customization_config import Customization
+    from pipelines.retraining.shadow_pairs import ShadowPair
 
 
 @app.command()
@@ -71,6 +72,16 @@ def retrain(
             "--max-loss", min=0, max=0.5, help="Tolerated loss on held-back traffic, as a share of the score."
         ),
     ] = 0.0,
+    shadow_days: Annotated[
+        float,
+        typer.Option(
+            "--shadow-days",
+            min=0,
+            max=365,
+            help="Let live shadow answers decide, and refuse the candidate after this number of days without a "
+            "decision. 0: held-back traffic decides.",
+        ),
+    ] = 0.0,
     include_unrated: UnratedOption = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     tracking_uri: TrackingUriOption = "",
@@ -87,7 +98,7 @@ def retrain(
     from pipelines.capture import traffic_export, traffic_files
     from pipelines.capture.traffic_export import ExportOptions
     from pipelines.config.platform_config import Platform, load_platform
-    from pipelines.retraining import retraining
+    from pipelines.retraining import retraining, shadow_pairs
     from pipelines.retraining.triggers import TriggerOptions, check_triggers
 
     if not (drift or min_feedback or every_days):
@@ -97,6 +108,8 @@ def retrain(
         )
     if not dry_run and not feedback and not include_unrated:
         raise UsageError("--feedback is not set", hint="Add the gateway's feedback file, or --unrated.")
+    if shadow_days and not dry_run and not feedback:
+        raise UsageError("--shadow-days requires --feedback", hint="Add the gateway's feedback file: --feedback FILE.")
     customization, now = load_config(config, sets), traffic_files.now()
     traffic_export.check_objective(customization)
     settings = load_launcher(platform, launcher)
@@ -139,8 +152,21 @@ def retrain(
         while not cycle["run"]:
             retraining.build_candidate(state, cycle, customization, run)
             export_rows()  # withdraws the run if a subject was erased during it
+
+        def read_pairs() -> list[ShadowPair]:
+            with locked_traffic(capture, feedback) as traffic:
+                return shadow_pairs.read_pairs(traffic, read_latest_feedback(feedback), model).pairs
+
         with open_workdir("retrain", as_json, workdir, tracking_uri, writes=True):
-            retraining.decide(state, cycle, customization, max_loss)
+            retraining.decide(
+                state,
+                cycle,
+                customization,
+                max_loss,
+                now=traffic_files.now(),
+                shadow_days=shadow_days,
+                read_pairs=read_pairs,
+            )
     result = retraining.describe(check, cycle)
     print_result(result, as_json, _format_result(result))
 
@@ -150,10 +176,14 @@ def _format_result(result: dict[str, Any]) -> list[str]:
         f"no trigger: {result['feedback']} answers with feedback since the last retraining"
     ]
     if cycle := result["retraining"]:
-        if test := cycle["comparison"]:
-            lines.append(
-                f"comparison: {test['decision']} after {test['pairs']} pairs, mean difference "
-                f"{test['mean_difference']:+.3f} ({test['low']:+.3f} to {test['high']:+.3f}), evidence {test['e_better']:.3g}"
-            )
-        lines.append(f"retraining {cycle['number']}: {cycle['decision'] or 'not finished'}  {cycle['reason']}".rstrip())
+        shadow = cycle.get("shadow") or {}
+        tests = {"comparison": cycle["comparison"], "shadow comparison": shadow.get("comparison")}
+        lines += [
+            f"{name}: {test['decision']} after {test['pairs']} pairs, mean difference "
+            f"{test['mean_difference']:+.3f} ({test['low']:+.3f} to {test['high']:+.3f}), evidence {test['e_better']:.3g}"
+            for name, test in tests.items()
+            if test
+        ]
+        state = cycle["decision"] or ("shadow" if shadow else "not finished")
+        lines.append(f"retraining {cycle['number']}: {state}  {cycle['reason']}".rstrip())
     return lines

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter as Tally
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -19,6 +20,9 @@ QUEUE_LENGTH, CONCURRENCY = 32, 2
 RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 EQUAL, DIFFERENT, FAILED, DROPPED = "equal", "different", "failed", "dropped"
 
+# Captures a shadow answer, with its HTTP status, duration in seconds, and seconds to the first token.
+CaptureAnswer = Callable[[Completion, int, float, float | None], None]
+
 logger = logging.getLogger("tuneline.gateway")
 
 
@@ -30,6 +34,7 @@ class _Copy:
     model: ServedModel
     answered: Completion
     seconds: float
+    capture: CaptureAnswer | None
 
 
 @dataclass
@@ -64,12 +69,19 @@ class ShadowTraffic:
             labels, buckets=RATIOS, registry=self.registry,
         )  # fmt: skip
 
-    def submit(self, route: str, model: ServedModel, answered: Completion, seconds: float) -> None:
+    def submit(
+        self,
+        route: str,
+        model: ServedModel,
+        answered: Completion,
+        seconds: float,
+        capture: CaptureAnswer | None = None,
+    ) -> None:
         """Queue a copy of an answered request, or drop it if the queue is full."""
         if not self._workers:
             self._workers = [asyncio.create_task(self._work()) for _ in range(CONCURRENCY)]
         try:
-            self._queue.put_nowait(_Copy(route, model, answered, seconds))
+            self._queue.put_nowait(_Copy(route, model, answered, seconds, capture))
         except asyncio.QueueFull:
             self.drop(route, model)
 
@@ -80,8 +92,8 @@ class ShadowTraffic:
     async def _work(self) -> None:
         while True:
             copy = await self._queue.get()
-            began = time.perf_counter()
-            shadow = Completion(self.triton, copy.model, copy.answered.call, copy.answered.form, AnswerMeasures())
+            began, measures, status = time.perf_counter(), AnswerMeasures(), 200
+            shadow = Completion(self.triton, copy.model, copy.answered.call, copy.answered.form, measures)
             try:
                 async with asyncio.timeout(self.seconds):
                     await shadow.answer()
@@ -89,13 +101,18 @@ class ShadowTraffic:
                 if not isinstance(error, RequestError | TimeoutError):
                     logger.error("shadow_failed", exc_info=error)
                 self._count(copy.route, copy.model, FAILED)
+                status = error.status if isinstance(error, RequestError) else 500
+            seconds = time.perf_counter() - began
+            if copy.capture:
+                copy.capture(shadow, status, seconds, measures.first_seconds)
+            if status != 200:
                 continue
             labels = (copy.route, copy.model.client_name, copy.model.version)
             texts = [[choice.text for choice in each.choices] for each in (copy.answered, shadow)]
             self._count(copy.route, copy.model, EQUAL if texts[0] == texts[1] else DIFFERENT)
             lengths = [sum(map(len, each)) for each in texts]
             self._length.labels(*labels).observe(lengths[1] / max(1, lengths[0]))
-            self._duration.labels(*labels).observe((time.perf_counter() - began) / max(1e-6, copy.seconds))
+            self._duration.labels(*labels).observe(seconds / max(1e-6, copy.seconds))
 
     def _count(self, route: str, model: ServedModel, outcome: str) -> None:
         self.outcomes[route, model.client_name, outcome] += 1

@@ -92,7 +92,14 @@ class TrafficCapture:
         return subject if isinstance(subject, str) else ""
 
     def submit(
-        self, request: CapturedRequest, completion: Completion, status: int, seconds: float, first: float | None
+        self,
+        request: CapturedRequest,
+        completion: Completion,
+        status: int,
+        seconds: float,
+        first: float | None,
+        *,
+        shadowed: Completion | None = None,
     ) -> None:
         """Queue the row of an answered request; the text of an aborted answer is the text so far.
 
@@ -102,16 +109,18 @@ class TrafficCapture:
             status: HTTP status.
             seconds: duration of the answer.
             first: seconds to the first token; an answer without a token is not captured.
+            shadowed: the client's answer, if `completion` is a shadow model's. The row is stored with that answer's row,
+                which has the request; a failed shadow answer is captured without a token too.
         """
-        if first is None:
+        if first is None and shadowed is None:
             return
-        model = completion.model.client_name
+        model = (shadowed or completion).model.client_name
 
         def build() -> Row:
             served, settings = completion.model, self._settings
             subject = settings.hash_subject(request.subject) if request.subject else None
             facts = AnswerFacts(
-                model=model,
+                model=served.client_name,
                 version=completion.version,
                 model_sha256=served.model_sha256,
                 repository_sha256=served.repository_sha256,
@@ -121,18 +130,19 @@ class TrafficCapture:
                 state={200: COMPLETE, 499: ABORTED}.get(status, FAILED),
                 status=status,
                 seconds=round(seconds, 4),
-                first_token_seconds=round(first, 4),
+                first_token_seconds=None if first is None else round(first, 4),
             )
             return build_row(
-                request.body,
+                {} if shadowed else request.body,
                 completion.format_response(),
                 facts,
                 timestamp=request.timestamp,
                 workload=completion.call.model,
                 client=subject or "" if self._subject_kind == "key" else request.client,
+                shadow_of=shadowed.id if shadowed else "",
             )
 
-        self._writer.submit(model, request.size, build)
+        self._writer.submit(model, request.size, build, label=completion.model.client_name)
 
     def hash_author(self, author: str) -> str:
         """Return the keyed hash of the author of feedback, or the author if no key is configured."""

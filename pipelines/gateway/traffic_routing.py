@@ -22,7 +22,7 @@ from components.common.runtime.errors import ConfigurationError
 from pipelines.gateway.canary_comparison import CanaryComparison, Outcome, log_evidence
 from pipelines.gateway.completions import Completion
 from pipelines.gateway.errors import RequestError
-from pipelines.gateway.shadow_traffic import ShadowTraffic
+from pipelines.gateway.shadow_traffic import CaptureAnswer, ShadowTraffic
 from pipelines.gateway.telemetry import AnswerMeasures
 from pipelines.gateway.traffic_routes import Route, Target, read_routes
 from pipelines.gateway.triton_models import CANARY, SHADOW, ServedModel, TritonModels, unavailable
@@ -211,12 +211,13 @@ class TrafficRouter:
         self.running += 1
         return RoutedAnswer(assignment, completion, measures)
 
-    def finish(self, answer: RoutedAnswer, status: int) -> None:
+    def finish(self, answer: RoutedAnswer, status: int, capture: CaptureAnswer | None = None) -> None:
         """Record a finished request, abort a canary that is worse, and copy the request to the shadow model.
 
         Args:
             answer: the request.
             status: HTTP status; 499 if the client disconnected.
+            capture: captures the answer of the shadow model, or None.
         """
         self.running -= 1
         name, model, completion = answer.assignment.route, answer.assignment.model, answer.completion
@@ -241,7 +242,7 @@ class TrafficRouter:
             if self.running > route.shadow.max_running:
                 self._shadow.drop(name, shadow)
             else:
-                self._shadow.submit(name, shadow, completion, seconds)
+                self._shadow.submit(name, shadow, completion, seconds, capture)
 
     def _compare(self, name: str, route: Route, model: str, version: str, outcome: Outcome) -> None:
         stable = route.targets[0].model

@@ -1,4 +1,7 @@
-"""The loop: export captured traffic, build a candidate, compare it with the champion on held-back traffic, promote it.
+"""The loop: export captured traffic, build a candidate, compare it with the champion, and promote it.
+
+The comparison uses held-back traffic. With a shadow period, it only admits the candidate to a second comparison, which
+uses live shadow answers alone and decides.
 
 The state is one file. Each step is recorded when it has finished, so that an interrupted loop resumes with the next one.
 """
@@ -8,14 +11,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.common.artifacts import artifact_folder
+from components.common.artifacts import artifact_folder, hashing
 from components.common.reporting import mlflow_tracking
 from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError, RegistryError
@@ -26,8 +29,9 @@ from pipelines.capture import tombstones, traffic_export, traffic_files
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.traffic_export import HELD_BACK_FILENAME, ExportOptions
 from pipelines.config.customization_config import Customization
-from pipelines.retraining import pairwise_test
+from pipelines.retraining import pairwise_test, shadow_pairs
 from pipelines.retraining.pairwise_test import Comparison
+from pipelines.retraining.shadow_pairs import ShadowPair
 from pipelines.retraining.triggers import TriggerCheck
 
 STATE_FILENAME = "retraining.json"
@@ -40,7 +44,9 @@ PROMOTED, REFUSED, UNCHANGED, NOT_BETTER, NOT_PROMOTED = (
     "not_better",
     "not_promoted",
 )
+SHADOW = "shadow"  # not a decision: the retraining waits for pairs
 Json = dict[str, Any]
+ReadPairs = Callable[[], Sequence[ShadowPair]]
 
 
 class _NoteRecorder(SilentReporter):
@@ -101,6 +107,7 @@ def begin(state: State, check: TriggerCheck, now: datetime) -> Json:
         "exported": None,
         "run": None,
         "comparison": None,
+        "shadow": None,
         "decision": None,
         "reason": "",
         "mlflow_run_id": None,
@@ -128,7 +135,7 @@ def export_rows(
     if cycle["exported"] and folder.exists() and not _has_erased_rows(folder, cycle["exported"], settings):
         return
     if cycle["exported"]:  # before the rows change: a kill must not leave the run with other rows
-        cycle.update(exported=None, run=None)
+        cycle.update(exported=None, run=None, comparison=None, shadow=None)
         state.save()
     shutil.rmtree(folder, ignore_errors=True)
     exported = traffic_export.export(settings, feedback, folder, options)
@@ -188,32 +195,111 @@ def compare_answers(evaluation: Path, held_back: Path, max_loss: float) -> Compa
     return pairwise_test.compare(differences, max_loss=max_loss)
 
 
-def decide(state: State, cycle: Json, customization: Customization, max_loss: float) -> None:
-    """Compare the candidate with the champion, and promote it by the registry's policy if it is better."""
-    result = cycle["run"]
-    if result["verdict"] != "accepted":
-        decision = REFUSED if result["verdict"] == "refused" else UNCHANGED
-        reason = f"the evaluation's verdict is {result['verdict']}"
+def decide(
+    state: State,
+    cycle: Json,
+    customization: Customization,
+    max_loss: float,
+    *,
+    now: datetime,
+    shadow_days: float = 0.0,
+    read_pairs: ReadPairs = tuple,
+) -> None:
+    """Compare the candidate with the champion, and promote it by the registry's policy if it is better.
+
+    Args:
+        state: the retrainings.
+        cycle: the retraining, with a candidate.
+        customization: the settings of the registry.
+        max_loss: tolerated loss of the candidate.
+        now: the current time (UTC).
+        shadow_days: days in which a candidate that is not worse on held-back traffic is compared by live shadow answers;
+            the retraining then remains unfinished. 0: held-back traffic decides.
+        read_pairs: returns the pairs of the captured traffic in the order of their corrections.
+    """
+    verdict, version = cycle["run"]["verdict"], cycle["run"]["mlflow"]["model_version"]
+    outcome: tuple[str, str] | None
+    if verdict != "accepted":
+        outcome = REFUSED if verdict == "refused" else UNCHANGED, f"the evaluation's verdict is {verdict}"
+    elif cycle.get("shadow"):
+        outcome = _decide_by_shadow(state, cycle, customization, now, read_pairs())
     else:
         comparison = compare_answers(
-            Path(result["artifacts"]["evaluation"]), Path(cycle["rows"]) / HELD_BACK_FILENAME, max_loss
+            Path(cycle["run"]["artifacts"]["evaluation"]), Path(cycle["rows"]) / HELD_BACK_FILENAME, max_loss
         )
         cycle["comparison"] = asdict(comparison)
-        decision, reason = NOT_BETTER, f"the comparison of {comparison.pairs} pairs is {comparison.decision}"
-        if comparison.decision == "better":
-            decision, reason = _promote(customization, result["mlflow"]["model_version"])
+        has_shadow = shadow_days > 0 and comparison.decision != "worse"
+        champion = registry.get_registered(customization.model_registry.name, version) if has_shadow else None
+        outcome = NOT_BETTER, f"the comparison of {comparison.pairs} pairs is {comparison.decision}"
+        if champion is not None and champion.incumbent_sha256:
+            until = now + timedelta(days=shadow_days)
+            cycle["shadow"] = {
+                "since": now.isoformat(timespec="seconds"),
+                "until": until.isoformat(timespec="seconds"),
+                "max_loss": max_loss,
+                "pairs": [],
+                "comparison": None,
+            }
+            outcome = _decide_by_shadow(state, cycle, customization, now, [])
+        elif comparison.decision == "better":
+            outcome = _promote(customization, version)
+    if outcome is None:
+        state.save()
+        _tag(cycle, customization, {"retraining": f"{'; '.join(cycle['reasons'])}. {SHADOW}: {cycle['reason']}"})
+        return
+    decision, reason = outcome
     cycle["mlflow_run_id"] = _log_to_mlflow(cycle, decision, reason)
-    if version := result["mlflow"]["model_version"]:
-        registry.tag_version(
-            customization.model_registry.name,
-            version,
-            {
-                "retraining": f"{'; '.join(cycle['reasons'])}. {decision}: {reason}",
-                "retraining_run_id": cycle["mlflow_run_id"],
-            },
-        )
+    text = f"{'; '.join(cycle['reasons'])}. {decision}: {reason}"
+    _tag(cycle, customization, {"retraining": text, "retraining_run_id": cycle["mlflow_run_id"]})
     cycle.update(decision=decision, reason=reason)
     state.save()
+
+
+def _tag(cycle: Json, customization: Customization, tags: Mapping[str, str]) -> None:
+    if version := cycle["run"]["mlflow"]["model_version"]:
+        registry.tag_version(customization.model_registry.name, version, tags)
+
+
+def _decide_by_shadow(
+    state: State, cycle: Json, customization: Customization, now: datetime, pairs: Sequence[ShadowPair]
+) -> tuple[str, str] | None:
+    """Add the new pairs to the recorded ones, test them, and return decision and reason; None: more pairs are needed.
+
+    Recorded pairs keep their values and their order. A correction of an earlier request, an erasure or the end of a
+    retention would otherwise change the sequence between two evaluations, for which the test's guarantee does not hold.
+    """
+    shadow, name = cycle["shadow"], customization.model_registry.name
+    version = cycle["run"]["mlflow"]["model_version"]
+    candidate, champion = registry.get_registered(name, version), registry.find_champion(name)
+    since = int(datetime.fromisoformat(shadow["since"]).timestamp())
+    fresh = [
+        pair
+        for pair in pairs
+        if pair.timestamp >= since
+        and (pair.shadow.version, pair.shadow.model_sha256) == (version, candidate.model_sha256)
+        and pair.client.model_sha256 == candidate.incumbent_sha256
+    ]
+    known = {each["subject"] for each in shadow["pairs"]}
+    for group, pair in shadow_pairs.select_first_of_group(fresh).items():
+        subject = hashing.digest(["shadow pair", group])  # not the subject's hash, which an erasure removes
+        if subject not in known:
+            shadow["pairs"].append({"subject": subject, "difference": pair.difference})
+    test = "undecided"
+    if differences := [each["difference"] for each in shadow["pairs"]]:
+        comparison = pairwise_test.compare(differences, max_loss=shadow["max_loss"])
+        shadow["comparison"], test = asdict(comparison), comparison.decision
+    cycle["reason"] = f"the comparison of {len(differences)} shadow pairs is {test}"
+    state.save()
+    if test == "better":
+        return _promote(customization, version)
+    if test == "worse":
+        return NOT_BETTER, cycle["reason"]
+    if champion is None or champion.model_sha256 != candidate.incumbent_sha256:
+        return NOT_PROMOTED, "the champion changed during the shadow period"
+    if now >= datetime.fromisoformat(shadow["until"]):
+        return NOT_BETTER, f"{cycle['reason']} at the end of the shadow period"
+    cycle["reason"] += f"; it ends at {shadow['until']}"
+    return None
 
 
 def _promote(customization: Customization, version: str) -> tuple[str, str]:
@@ -234,8 +320,8 @@ def _promote(customization: Customization, version: str) -> tuple[str, str]:
 
 
 def _log_to_mlflow(cycle: Json, decision: str, reason: str) -> str:
-    """Log trigger, test and decision to a separate MLflow run, and return its ID."""
-    result = cycle["run"]
+    """Log trigger, tests and decision to a separate MLflow run, and return its ID."""
+    result, live = cycle["run"], (cycle.get("shadow") or {}).get("comparison") or {}
     with mlflow_tracking.stage_run(RUN_NAME) as run:
         run.log_params(
             {
@@ -248,11 +334,13 @@ def _log_to_mlflow(cycle: Json, decision: str, reason: str) -> str:
                 "verdict": result["verdict"],
                 "decision": decision,
                 "test": (cycle["comparison"] or {}).get("decision", "not made"),
+                "shadow_test": live.get("decision", "not made"),
             }
         )
+        values = {**(cycle["comparison"] or {}), **{f"shadow_{name}": value for name, value in live.items()}}
         numbers = {
             name: float(value)
-            for name, value in (cycle["comparison"] or {}).items()
+            for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
         run.metrics({**numbers, "feedback": float(cycle["feedback"])}, cycle["number"])

@@ -57,7 +57,7 @@ def check_triggers(
         InputError: the result of the drift check cannot be read, or a line of feedback has no time.
     """
     since = datetime.fromisoformat(last["time"]) if last else None
-    count = sum(since is None or time > since for time in map(_read_time, feedback))
+    count = sum(since is None or time > since for time in map(read_time, feedback))
     alarm = _read_alarm(options.drift) if options.drift else None
     reasons = []
     if alarm and (last is None or alarm != last["alarm"]):
@@ -69,7 +69,12 @@ def check_triggers(
     return TriggerCheck(reasons, count, alarm)
 
 
-def _read_time(line: Mapping[str, Any]) -> datetime:
+def read_time(line: Mapping[str, Any]) -> datetime:
+    """Return the time of a line of feedback.
+
+    Raises:
+        InputError: the line has no valid time.
+    """
     try:
         return datetime.fromisoformat(line["time"]).astimezone()
     except (KeyError, ValueError, TypeError):

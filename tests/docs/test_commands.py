@@ -109,6 +109,8 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "service").mkdir()
     traffic.write_questions(folder / "service", datetime(2026, 10, 20, 9, tzinfo=UTC), days=22, a_day=30)
+    line = {"id": "chatcmpl-0", "key": "a", "correction": "Open desk 3.", "time": "2026-10-20T10:00:00Z"}
+    (folder / "service" / "feedback.jsonl").write_text(json.dumps(line) + "\n")
     _write_programs(folder / "bin")
     return folder
 

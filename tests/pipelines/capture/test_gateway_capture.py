@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import stat
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,10 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.datastructures import Headers
 
-from pipelines.capture import traffic_writer
-from pipelines.capture.traffic_rows import AnswerFacts, build_row
+from pipelines.capture import row_selection, traffic_writer
+from pipelines.capture.row_selection import RowFilter
+from pipelines.capture.traffic_rows import AnswerFacts, build_row, is_shadow
 from pipelines.gateway import api_keys
 from pipelines.gateway.traffic_capture import TrafficCapture
+from pipelines.gateway.traffic_routes import set_route
 from tests.pipelines.capture import traffic
 from tests.pipelines.chat.fake_models import FakeModels, running_gateway
 
@@ -69,6 +72,46 @@ def test_whole_and_streamed_answers_are_stored_in_the_form_of_the_api(tmp_path: 
     assert second["response"]["id"] == chunks[0]["id"]
     assert second["response"]["usage"]["completion_tokens"] == 4
     assert (second["request"]["stream"], second["request"]["metadata"]) == (True, {"job": "nightly"})
+
+
+def test_shadow_answers_are_stored_with_the_rows_of_their_requests(tmp_path: Path) -> None:
+    settings = traffic.load(tmp_path)
+    routes = tmp_path / "routes.yaml"
+    set_route(routes, "echo", {"targets": [{"model": "echo"}], "shadow": {"model": "other", "share": 1}})
+    models = FakeModels()
+    with running_gateway(models, capture=settings, routes=routes) as url:
+        answers = [json.loads(ask(url, text)[1]) for text in ("Write to ann@example.net", "break other")]
+        deadline = time.monotonic() + 10
+        while len(models.requests) < 4 or models.finished < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(0.05)  # until the shadow answers are queued
+    rows = traffic.read_rows(settings)
+    shadows = {row["tuneline"]["shadow_of"]: row for row in rows if is_shadow(row)}
+    assert list(shadows) == [answer["id"] for answer in answers]
+    assert len(rows) == 4
+    row, failed = shadows.values()
+    facts = row["tuneline"]
+    assert (facts["model"], facts["version"], facts["state"]) == ("other", "8", "complete")
+    assert facts["subject"] == settings.hash_subject(SUBJECT)
+    assert row["request"] == {}, "the row of the client's answer has it"
+    assert row["response"]["choices"][0]["message"]["content"].startswith("other 1 ")
+    assert b"ann@" not in traffic.read_stored_bytes(settings.folder)
+    assert failed["tuneline"]["state"] == "failed"
+    assert [path.name for path in settings.folder.glob("[!.]*")] == ["echo"], "retention and legal hold are the model's"
+    assert len(row_selection.list_newest(settings, RowFilter(), {}, 9)) == 2
+
+
+def test_copies_of_requests_without_consent_are_not_stored(tmp_path: Path) -> None:
+    settings = traffic.load(tmp_path, consent={"policy": "required"})
+    routes = tmp_path / "routes.yaml"
+    set_route(routes, "echo", {"targets": [{"model": "echo"}], "shadow": {"model": "other", "share": 1}})
+    models = FakeModels()
+    with running_gateway(models, capture=settings, routes=routes) as url:
+        ask(url)
+        while models.finished < 2:
+            time.sleep(0.005)
+    assert traffic.read_rows(settings) == []
 
 
 def test_no_personal_data_is_in_the_stored_bytes(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ def fill(settings: CaptureSettings) -> None:
         start = traffic.DAY + timedelta(days=day)
         first = 10 * day
         rows = [traffic.build_row(first + n, jane if n % 3 == 0 else "other") for n in range(6)]
+        for row in rows[3:5]:  # one of each subject
+            row["tuneline"]["shadow_of"] = f"chatcmpl-{first}"
         traffic.write_sealed(settings, start, rows[:3])
         traffic.write_sealed(settings, start + timedelta(hours=1), rows[3:])
     compaction.compact(settings, traffic.DAY.date() + timedelta(days=1))

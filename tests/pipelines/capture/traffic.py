@@ -53,6 +53,20 @@ def build_row(number: int, subject: str | None = None, timestamp: int = 0, **mes
     }
 
 
+def build_pair(
+    number: int, subject: str, timestamp: int, *, texts: tuple[str, str], digests: tuple[str, str] = ("", "")
+) -> list[Row]:
+    """Return the rows of an answer of version 1 to a client, and of a shadow answer of version 2."""
+    rows = [build_row(number, subject, timestamp), build_row(number, subject, timestamp)]
+    for row, text, digest, version in zip(rows, texts, digests, ("1", "2"), strict=True):
+        row["response"]["choices"][0]["message"]["content"] = text
+        row["tuneline"] |= {"version": version, "model_sha256": digest}
+    rows[1]["request"] = {}
+    rows[1]["response"]["id"] = f"chatcmpl-shadow-{number}"
+    rows[1]["tuneline"] |= {"model": "echo-candidate", "shadow_of": f"chatcmpl-{number}"}
+    return rows
+
+
 def write_sealed(settings: CaptureSettings, time: datetime, rows: list[Row], *, is_open: bool = False) -> Path:
     """Write a sealed or open file of the model echo."""
     folder = traffic_files.get_hour_folder(settings.folder, "echo", time)

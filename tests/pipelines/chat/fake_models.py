@@ -36,11 +36,17 @@ class FakeModels:
     async def list_models(self) -> list[ServedModel]:
         if self.is_down:
             raise unavailable("the model server does not answer")
+        return self._list()
+
+    def _list(self) -> list[ServedModel]:
         inputs = frozenset({"messages", "seed", "temperature", "max_tokens"})
         return [
             ServedModel(name, "", "python", f"registered-{name}", str(7 + number), "", 2048, None, inputs, True, 0)
             for number, name in enumerate(self.names)
         ]
+
+    def get_known(self, name: str) -> ServedModel | None:
+        return next((model for model in self._list() if model.name == name), None)
 
     async def find_model(self, name: str) -> ServedModel:
         for model in await self.list_models():
@@ -63,7 +69,7 @@ class FakeModels:
         if said == "controls":
             pieces = ["red \x1b[31", "m and \x07 bell"]
         for number, piece in enumerate(pieces, start=1):
-            if said == "break" and number == 3:
+            if said in ("break", f"break {model.name}") and number == 3:
                 raise RequestError(500, "the model failed to answer", code="model_error")
             reason = "stop" if number == len(pieces) else ""
             yield AnswerChunk(piece, reason, 10, number, model.version, [])
@@ -79,11 +85,12 @@ def running_gateway(
     keys: Path | None = None,
     max_feedback_bytes: int = 1 << 20,
     capture: CaptureSettings | None = None,
+    routes: Path | None = None,
 ) -> Iterator[str]:
     """Yield the URL of a gateway on a free port of this machine."""
     listener = socket.create_server(("127.0.0.1", 0))
     file = FeedbackFile(feedback, max_feedback_bytes) if feedback else None
-    gateway = Gateway(cast(TritonModels, models), KeyRing(keys), feedback=file, capture_settings=capture)
+    gateway = Gateway(cast(TritonModels, models), KeyRing(keys), feedback=file, capture_settings=capture, routes=routes)
     config = uvicorn.Config(create_application(gateway), log_config=None, access_log=False, ws="none")
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)

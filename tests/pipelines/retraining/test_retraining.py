@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from kfp.compiler import Compiler
 from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import EXIT_INTERRUPTED, InterruptedRunError, RegistryError
 from components.common.runtime.reporters import Reporter
-from pipelines.capture import erasure
+from pipelines.capture import erasure, traffic_files
 from pipelines.capture.traffic_export import ExportOptions
 from pipelines.cli.captured_traffic import read_latest_feedback
 from pipelines.config.customization_config import Customization
@@ -74,6 +75,8 @@ class FakeRegistry:
         self.tags: dict[str, str] = {}
         self.error: BaseException | None = None
         self.objection, self.note = "", ""
+        self.champion = "i"
+        self.logged: dict[str, Any] = {}
 
     def run(self, customization: Customization, *_: object, **__: object) -> dict[str, Any]:
         self.runs.append(customization)
@@ -109,7 +112,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
 
     @contextmanager
     def open_run(_: str) -> Iterator[Any]:
-        yield SimpleNamespace(run_id="m", log_params=lambda _: None, metrics=lambda *_: None, note=lambda _: None)
+        logged = {"log_params": fake.logged.update, "metrics": lambda values, _: fake.logged.update(values)}
+        yield SimpleNamespace(run_id="m", **logged, note=lambda _: None)
 
     def promote(_: object, version: str, *, reporter: Reporter, **__: object) -> str | None:
         if fake.note:
@@ -120,10 +124,11 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
         fake.promoted.append(version)
         return version
 
-    version = SimpleNamespace(tags={"tuneline.proof": "proven"}, incumbent_sha256="i")
+    version = SimpleNamespace(tags={"tuneline.proof": "proven"}, model_sha256="c", incumbent_sha256="i")
     monkeypatch.setattr(local_runner, "run", fake.run)
     monkeypatch.setattr(retraining.mlflow_tracking, "stage_run", open_run)
     monkeypatch.setattr(retraining.registry, "get_registered", lambda *_: version)
+    monkeypatch.setattr(retraining.registry, "find_champion", lambda _: SimpleNamespace(model_sha256=fake.champion))
     monkeypatch.setattr(retraining.registry, "auto_promote", promote)
     monkeypatch.setattr(retraining.registry, "tag_version", lambda _, __, tags: fake.tags.update(tags))
     return fake
@@ -181,6 +186,140 @@ def test_note_of_the_registry_is_the_reason(tmp_path: Path, registry: FakeRegist
 def test_equal_candidate_is_promoted_with_a_tolerated_loss(tmp_path: Path, registry: FakeRegistry) -> None:
     registry.gain = 0.0
     assert retrain(tmp_path, "--max-loss", 0.5)["retraining"]["decision"] == "promoted"
+
+
+def shadow(home: Path, first: int, count: int, texts: tuple[str, str], **changes: Any) -> None:
+    """Capture corrected answers of different subjects, with shadow answers; `{}` in a text is the correction."""
+    settings, now = traffic.load(home), changes.pop("time", traffic_files.now())
+    digests = changes.pop("digests", ("i", "c"))
+    rows = []
+    with (home / "feedback.jsonl").open("a") as file:
+        for number in range(first, first + count):
+            text = f"Use desk {number}, which is open today."
+            subject = settings.hash_subject(changes.get("subject", f"live user {number}"))
+            answers = (texts[0].format(text), texts[1].format(text))
+            rows += traffic.build_pair(number, subject, int(now.timestamp()), texts=answers, digests=digests)
+            line = {"id": f"chatcmpl-{number}", "key": "a", "correction": text, "time": now.isoformat()}
+            file.write(json.dumps(line) + "\n")
+    traffic.write_sealed(settings, now, rows)
+
+
+SHADOW = ("--shadow-days", 7)
+BETTER, WORSE = ("Ask someone.", "{}"), ("{}", "Ask someone.")
+
+
+def test_candidate_is_promoted_by_live_shadow_answers_only(tmp_path: Path, registry: FakeRegistry) -> None:
+    waiting = retrain(tmp_path, *SHADOW)["retraining"]
+    assert waiting["comparison"]["decision"] == "better", "held-back traffic alone would promote it"
+    assert (waiting["decision"], waiting["shadow"]["pairs"], registry.promoted) == (None, [], [])
+    assert "shadow: the comparison of 0 shadow pairs is undecided; it ends at" in registry.tags["retraining"]
+    shadow(tmp_path, 100, 2, BETTER)
+    assert "retraining 1: shadow  the comparison of 2 shadow pairs" in run_in_process(*COMMAND, cwd=tmp_path).stdout
+    shadow(tmp_path, 200, 30, BETTER)
+    cycle = retrain(tmp_path)["retraining"]  # the period was recorded
+    assert (cycle["decision"], registry.promoted, len(registry.runs)) == ("promoted", ["2"], 1)
+    assert (cycle["shadow"]["comparison"]["decision"], cycle["shadow"]["comparison"]["pairs"]) == ("better", 32)
+    assert "promoted" in registry.tags["retraining"]
+    logged = registry.logged
+    assert (logged["test"], logged["shadow_test"], logged["shadow_pairs"]) == ("better", "better", 32)
+    assert not retrain(tmp_path, *SHADOW, "--min-feedback", 40)["triggered"]
+
+
+def test_worse_shadow_answers_refuse_the_candidate(tmp_path: Path, registry: FakeRegistry) -> None:
+    retrain(tmp_path, *SHADOW)
+    shadow(tmp_path, 100, 30, WORSE)
+    cycle = retrain(tmp_path, *SHADOW)["retraining"]
+    assert (cycle["decision"], registry.promoted) == ("not_better", [])
+    assert cycle["reason"] == "the comparison of 30 shadow pairs is worse"
+
+
+def test_undecided_candidate_is_refused_at_the_end_of_the_period(
+    tmp_path: Path, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.gain = 0.0  # undecided, which is not worse
+    retrain(tmp_path, *SHADOW)
+    shadow(tmp_path, 100, 30, ("{}", "{}"))
+    assert retrain(tmp_path, *SHADOW)["retraining"]["decision"] is None
+    later = traffic_files.now() + timedelta(days=7, minutes=1)
+    monkeypatch.setattr(traffic_files, "now", lambda: later)
+    cycle = retrain(tmp_path, *SHADOW)["retraining"]
+    assert (cycle["decision"], registry.promoted) == ("not_better", [])
+    assert cycle["reason"] == "the comparison of 30 shadow pairs is undecided at the end of the shadow period"
+    assert cycle["reason"] in registry.tags["retraining"]
+
+
+def test_recorded_pairs_keep_their_order_and_value(tmp_path: Path, registry: FakeRegistry) -> None:
+    """An earlier correction that is read later, another answer of a subject, or an expired row must not change them."""
+    retrain(tmp_path, *SHADOW)
+    now = traffic_files.now() + timedelta(seconds=5)
+    shadow(tmp_path, 100, 2, ("{}", "no"), time=now)
+    first = retrain(tmp_path)["retraining"]["shadow"]["pairs"]
+    shadow(tmp_path, 90, 1, BETTER, time=now - timedelta(seconds=2))
+    shadow(tmp_path, 110, 1, BETTER, subject="live user 100")
+    shadow(tmp_path, 120, 1, BETTER, digests=("i", "another candidate"))
+    shadow(tmp_path, 130, 1, BETTER, digests=("another champion", "c"))
+    shadow(tmp_path, 140, 1, BETTER, time=now - timedelta(hours=1))
+    second = retrain(tmp_path)["retraining"]["shadow"]["pairs"]
+    assert (len(first), len(second), second[:2]) == (2, 3, first)
+    assert [round(pair["difference"], 1) for pair in second] == [-1.0, -1.0, pytest.approx(1.0, abs=0.2)]
+    shutil.rmtree(tmp_path / "traffic" / "echo" / f"{now:%Y-%m-%d}")
+    assert retrain(tmp_path)["retraining"]["shadow"]["pairs"] == second
+
+
+@pytest.mark.parametrize(("gain", "incumbent", "decision"), [(-30.0, "i", "not_better"), (30.0, None, "promoted")])
+def test_worse_candidate_and_first_version_have_no_shadow_period(
+    tmp_path: Path,
+    registry: FakeRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    gain: float,
+    incumbent: str | None,
+    decision: str,
+) -> None:
+    version = SimpleNamespace(tags={"tuneline.proof": "proven"}, model_sha256="c", incumbent_sha256=incumbent)
+    monkeypatch.setattr(retraining.registry, "get_registered", lambda *_: version)
+    registry.gain = gain
+    cycle = retrain(tmp_path, *SHADOW)["retraining"]
+    assert (cycle["decision"], cycle["shadow"]) == (decision, None)
+
+
+def test_changed_champion_ends_the_period(tmp_path: Path, registry: FakeRegistry) -> None:
+    retrain(tmp_path, *SHADOW)
+    registry.champion = "other"
+    cycle = retrain(tmp_path)["retraining"]
+    assert (cycle["decision"], cycle["reason"]) == ("not_promoted", "the champion changed during the shadow period")
+
+
+def test_erasure_during_the_period_withdraws_the_candidate(tmp_path: Path, registry: FakeRegistry) -> None:
+    settings = traffic.load(tmp_path)
+    retrain(tmp_path, *SHADOW)
+    shadow(tmp_path, 100, 3, BETTER)
+    assert len(retrain(tmp_path, *SHADOW)["retraining"]["shadow"]["pairs"]) == 3
+    assert settings.hash_subject("live user 100").encode() not in traffic.read_stored_bytes(tmp_path / "retraining")
+    erasure.erase(settings, "user 5", "dpo", seal_seconds=0)
+    cycle = retrain(tmp_path, *SHADOW)["retraining"]
+    assert (len(registry.runs), cycle["decision"], cycle["shadow"]["pairs"]) == (2, None, [])
+
+
+def test_shadow_answers_are_compared_by_version(tmp_path: Path, registry: FakeRegistry) -> None:
+    shadow(tmp_path, 100, 30, BETTER)
+    shadow(tmp_path, 200, 2, WORSE, subject="one user")
+    command = ("traffic", "compare", "--feedback", "feedback.jsonl")
+    result = answer_in_process(*command, cwd=tmp_path)
+    (compared,) = result["comparisons"]
+    assert (result["shadow_answers"], compared["corrected"], compared["comparison"]["pairs"]) == (32, 32, 31)
+    assert (compared["client"]["version"], compared["shadow"]["model"]) == ("1", "echo-candidate")
+    assert compared["comparison"]["decision"] == "better"
+    assert "echo-candidate 2" in run_in_process(*command, cwd=tmp_path).stdout
+    answers = answer_in_process("traffic", "list", "--limit", 1000, cwd=tmp_path)["answers"]
+    exported = answer_in_process("traffic", "export", "--unrated", "-o", "rows", cwd=tmp_path)
+    assert len(answers) == SUBJECTS + 32
+    assert exported["conversations"] == SUBJECTS + 32
+    assert "chatcmpl-shadow" not in (tmp_path / "rows" / "conversations.jsonl").read_text()
+    (status,) = answer_in_process("traffic", "status", cwd=tmp_path)["models"]
+    assert status["row_bytes"] == round(status["bytes"] / (SUBJECTS + 32)), "the estimate is for requests"
+    (tmp_path / "feedback.jsonl").write_text("")
+    assert "none to an answer with a correction" in run_in_process(*command, cwd=tmp_path).stdout
+    assert "--feedback is not set" in refusal(2, "traffic", "compare", cwd=tmp_path)["message"]
 
 
 def interrupt(home: Path, registry: FakeRegistry) -> dict[str, Any]:
@@ -306,6 +445,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path, registry: FakeRegistry) -> 
     command = ("retrain", "-c", "c.yaml")
     assert "no trigger is set" in refusal(2, *command, cwd=tmp_path)["message"]
     assert "--feedback is not set" in refusal(2, *command, "--every-days", 1, cwd=tmp_path)["message"]
+    error = refusal(2, *command, "--every-days", 1, "--unrated", "--shadow-days", 1, cwd=tmp_path)
+    assert "--shadow-days requires --feedback" in error["message"]
     error = refusal(1, *COMMAND, "--drift", "gone.json", cwd=tmp_path)
     assert "gone.json does not exist" in error["message"]
     error = refusal(1, *COMMAND, "--drift", "c.yaml", cwd=tmp_path)
