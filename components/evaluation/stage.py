@@ -97,8 +97,9 @@ def evaluate(
         artifact_folder.claim_folder(output, key)
     text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
     (output / "evaluation.json").write_text(text, encoding="utf-8")
-    evaluation_result.write_predictions(output / "predictions.parquet", results)
-    (output / "report.html").write_text(report.render_page(content, results, rule_results, inputs), encoding="utf-8")
+    stored = _select_stored(results)
+    evaluation_result.write_predictions(output / "predictions.parquet", stored)
+    (output / "report.html").write_text(report.render_page(content, stored, rule_results, inputs), encoding="utf-8")
     summary = {name: content[name] for name in ("verdict", "reasons", "metrics")}
     for name, result in results.items():
         # A rerun of the evaluation replaces a result with unanswered questions.
@@ -118,6 +119,19 @@ def evaluate(
         key=key,
         summary=summary,
     )
+
+
+def _stores_texts(result: TaskResult) -> bool:
+    return bool(getattr(result.task.settings, "store_texts", True))
+
+
+def _select_stored(results: Mapping[str, TaskResult]) -> dict[str, TaskResult]:
+    """Return the results without the texts of tasks that must not store them, and of the checks of their answers."""
+    private = {name for name, result in results.items() if not _stores_texts(result)}
+    return {
+        name: result.without_texts() if private & {name, *getattr(result.task.settings, "tasks", ())} else result
+        for name, result in results.items()
+    }
 
 
 class _Measurement:
@@ -207,7 +221,8 @@ class _Measurement:
                 self.reporter.step(f"{result.task.name} of the {role}")
                 base_scores = result.scores.get("base") if result.task.compares_with_base else None
                 result.scores[role] = result.task.score(engine, result.items, self.context, base_scores)
-                score_cache.save_scores(self._build_cache_path(role, result), result.scores[role])
+                if _stores_texts(result):
+                    score_cache.save_scores(self._build_cache_path(role, result), result.scores[role])
         engines.close()
 
     def _is_pending(self, role: str, result: TaskResult) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from components.evaluation import significance
@@ -31,6 +31,12 @@ class TaskResult:
     digest: str
     foreign_tokenizer_roles: set[str] = field(default_factory=set)  # roles whose model has another tokenizer
     calibration: dict[str, float] = field(default_factory=dict)  # figures of a judge; empty if not measured
+
+    def without_texts(self) -> TaskResult:
+        """Return the result without prompts, references and answers."""
+        items = [replace(item, prompt="", reference="", request={}) for item in self.items]
+        scores = {role: replace(each, answers=(), samples=()) for role, each in self.scores.items()}
+        return replace(self, items=items, scores=scores)
 
     def get_metric(self, name: str) -> Metric:
         """Return the definition of a metric."""

@@ -1,16 +1,16 @@
-"""Erasure of a subject: its rows are removed from all files, and its feedback is overwritten."""
+"""Erasure of a subject: its rows are removed from captured and exported files, and its feedback is overwritten."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.capture import compaction, retention, tombstones, traffic_files
+from pipelines.capture import compaction, exported_rows, retention, tombstones, traffic_files
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.tombstones import Tombstone
 from pipelines.capture.traffic_files import DayFolder
@@ -31,14 +31,16 @@ class Erasure:
         rows: number of erased rows.
         files: number of files that contained them.
         feedback: number of erased lines of feedback.
+        exported: number of rows erased from exported files.
         held: models under a legal hold, whose rows remain.
-        not_searched: open files of running gateways.
+        not_searched: open files of running gateways, and exported folders that cannot be reached.
     """
 
     subject: str
     rows: int = 0
     files: int = 0
     feedback: int = 0
+    exported: int = 0
     held: list[str] = field(default_factory=list)
     not_searched: list[str] = field(default_factory=list)
 
@@ -69,32 +71,67 @@ def erase(
     earlier = tombstones.read_tombstones(settings.folder).get(digest)
     tombstone = Tombstone(subject=digest, requested=int(time.time()), requested_by=requested_by)
     if earlier:
-        tombstone = tombstone.model_copy(update=earlier.model_dump(include={"rows", "files", "feedback"}))
+        tombstone = tombstone.model_copy(update=earlier.model_dump(include={"rows", "files", "feedback", "exported"}))
     traffic_files.make_folder(settings.folder / traffic_files.TOMBSTONES, settings.folder, settings.group_id)
     tombstones.write_tombstone(settings.folder, tombstone)
     days = traffic_files.list_days(settings.folder)
     result.held = sorted({day.model for day in days if tombstones.is_held(settings, day.model)})
     days = [day for day in days if day.model not in result.held]
-    result.not_searched = _wait_for_sealed_files(days, seal_seconds)
+    unsealed = _wait_for_sealed_files(days, seal_seconds)
+    result.not_searched = [f"{path} is open; repeat the command when its gateway has sealed it" for path in unsealed]
     ids = {row_id for day in days for row_id in _list_ids(day, digest)}
     retention.remove_expired(settings.folder)
-    # The feedback first: an interrupted call would not find the ids again.
     authors = {subject, digest}
     is_key = settings.subject.source == "key"
+
+    def is_author(line: Mapping[str, Any]) -> bool:
+        return line.get("author") in authors or (is_key and line.get("key") == subject)
+
+    corrected: set[str] = set()
+
+    def note_correction(line: Mapping[str, Any]) -> bool:
+        if is_author(line):
+            corrected.add(line["id"])
+        return False
+
+    # Exported rows first, because of the subject's corrections of other answers; then the feedback: an interrupted call
+    # would not find the ids again.
     for erase_lines in feedback:
-        result.feedback += erase_lines(
-            lambda line: (
-                line.get("id") in ids or line.get("author") in authors or (is_key and line.get("key") == subject)
-            )
-        )
+        result.feedback += erase_lines(note_correction)  # erases damaged lines only
+    _erase_exported_rows(settings, digest, corrected, result)
+    for erase_lines in feedback:
+        result.feedback += erase_lines(lambda line: line.get("id") in ids or is_author(line))
     for day in days:
         _erase_from_day(day, digest, result)
     tombstone.rows += result.rows
     tombstone.files += result.files
     tombstone.feedback += result.feedback
+    tombstone.exported += result.exported
     tombstone.finished = int(time.time()) if result.is_complete else None
     tombstones.write_tombstone(settings.folder, tombstone)
     return result
+
+
+def _erase_exported_rows(settings: CaptureSettings, digest: str, corrected: Collection[str], result: Erasure) -> None:
+    """Erase the subject's rows from exported folders, and the rows of answers that the subject has corrected."""
+
+    def should_erase(line: bytes) -> bool:
+        row = _parse(line)
+        is_found = digest.encode() in line or (row is not None and row.get("id") in corrected)
+        model = row["meta"]["model_version"].rpartition(":")[0] if is_found and row else ""
+        return is_found and model not in result.held
+
+    erased = exported_rows.erase_rows(settings, should_erase)
+    result.exported = erased.rows
+    result.not_searched += erased.not_searched
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _wait_for_sealed_files(days: Collection[DayFolder], seconds: float) -> list[str]:

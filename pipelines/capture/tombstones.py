@@ -26,6 +26,7 @@ class Tombstone(BaseModel):
         rows: number of erased rows.
         files: number of files that contained them.
         feedback: number of erased lines of feedback.
+        exported: number of rows erased from exported files.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -37,6 +38,7 @@ class Tombstone(BaseModel):
     rows: int = 0
     files: int = 0
     feedback: int = 0
+    exported: int = 0
 
 
 def read_tombstones(folder: Path) -> dict[str, Tombstone]:

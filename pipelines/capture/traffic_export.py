@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +19,19 @@ from components.common.regression_suite import ITEMS_FOLDER, TASKS
 from components.common.runtime import filesystem
 from components.common.runtime.errors import ConfigurationError, InputError, OutputOccupiedError
 from components.common.workspace import job_folders
-from pipelines.capture import training_rows
+from pipelines.capture import exported_rows, training_rows
+from pipelines.capture.exported_rows import (
+    CONVERSATIONS_FILENAME,
+    EXPORT_FILENAME,
+    FILENAMES,
+    HELD_BACK_FILENAME,
+    PREFERENCES_FILENAME,
+)
 from pipelines.capture.settings import CaptureSettings
 
 if TYPE_CHECKING:
     from pipelines.config.customization_config import Customization
 
-CONVERSATIONS_FILENAME, PREFERENCES_FILENAME = "conversations.jsonl", "preferences.jsonl"
-HELD_BACK_FILENAME = "held_back.jsonl"
-EXPORT_FILENAME = "export.json"
-FILENAMES = {
-    "conversations": CONVERSATIONS_FILENAME,
-    "preferences": PREFERENCES_FILENAME,
-    "held_back": HELD_BACK_FILENAME,
-}
 GROUP = "group"  # field of a row: its subject, or its conversation
 
 
@@ -62,6 +61,7 @@ class Export:
         left_out: number of answers in no file: their conversation also occurs in held-back rows of another subject, or
             they are held back and an evaluation cannot compare them.
         files: SHA-256 by name of a file.
+        erased: whether rows were removed after the export, because their subject was erased.
     """
 
     conversations: int
@@ -69,6 +69,7 @@ class Export:
     held_back: int
     left_out: int
     files: dict[str, str]
+    erased: bool = False
 
 
 def is_held_back(group: str, share: float) -> bool:
@@ -92,7 +93,7 @@ def export(
         raise OutputOccupiedError(f"{output} is not an empty folder", hint=hint)
     with draft_export(settings, feedback, output, options) as (draft, result):
         if earlier is not None:
-            if earlier == result:
+            if replace(earlier, erased=False) == result:
                 return result
             raise OutputOccupiedError(f"{output} contains an export of other rows", hint=hint)
         artifact_folder.fsync(draft)
@@ -110,7 +111,10 @@ def draft_export(
     Raises:
         InputError: no captured answer gives a row.
     """
-    with job_folders.private_folder(output.parent, f".{output.name}", mode=0o700) as draft:
+    with (
+        exported_rows.recorded(settings, output),
+        job_folders.private_folder(output.parent, f".{output.name}", mode=0o700) as draft,
+    ):
         result = _write_rows(settings, feedback, draft, options)
         if not (result.conversations or result.preferences or result.held_back):
             raise InputError(
@@ -162,7 +166,7 @@ def _write_rows(
         if not counts[kind]:
             (folder / name).unlink()  # curation refuses a file without rows
     digests = {path.name: hashing.sha256_file(path) for path in sorted(folder.glob("*.jsonl"))}
-    return Export(**counts, left_out=left_out, files=digests)
+    return Export(counts["conversations"], counts["preferences"], counts["held_back"], left_out=left_out, files=digests)
 
 
 def _is_text(conversation: Mapping[str, Any] | None) -> bool:
@@ -174,6 +178,14 @@ def _is_text(conversation: Mapping[str, Any] | None) -> bool:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def has_lost_rows(folder: Path) -> bool:
+    """Return whether rows were removed from an exported folder, because their subject was erased."""
+    try:
+        return bool(json.loads(filesystem.read_text(folder / EXPORT_FILENAME)).get("erased"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def read_export(folder: Path) -> Export:

@@ -197,7 +197,7 @@ def erase_subject(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase the rows and the feedback of a subject, and list the datasets, models and packages built from them.
+    """Erase a subject's captured rows, exported rows and feedback, and list datasets, models and packages built from them.
 
     Exit with status 1 if rows remain, or if not everything could be searched.
     """
@@ -356,10 +356,10 @@ def _format_status(result: dict[str, Any]) -> list[str]:
 def _format_erasure(erased: Erasure) -> list[str]:
     lines = [
         f"subject {erased.subject}: {erased.rows} rows erased from {erased.files} files, "
-        f"{erased.feedback} lines of feedback erased"
+        f"{erased.exported} rows from exported files, {erased.feedback} lines of feedback erased"
     ]
     lines += [f"{model} is under a legal hold: its rows remain" for model in erased.held]
-    lines += [f"{path} is open: run the command again when its gateway has sealed it" for path in erased.not_searched]
+    lines += [f"not searched: {item}" for item in erased.not_searched]
     return lines
 
 

@@ -26,8 +26,9 @@ from components.common.runtime.reporters import SilentReporter
 from components.evaluation.tasks.generation import Generation
 from components.model_registry import stage as registry
 from pipelines.capture import tombstones, traffic_export, traffic_files
+from pipelines.capture.exported_rows import HELD_BACK_FILENAME
 from pipelines.capture.settings import CaptureSettings
-from pipelines.capture.traffic_export import HELD_BACK_FILENAME, ExportOptions
+from pipelines.capture.traffic_export import ExportOptions
 from pipelines.config.customization_config import Customization
 from pipelines.retraining import pairwise_test, shadow_pairs
 from pipelines.retraining.pairwise_test import Comparison
@@ -150,7 +151,9 @@ def export_rows(
 
 
 def _has_erased_rows(folder: Path, exported: str, settings: CaptureSettings) -> bool:
-    """Return whether the rows contain a subject that was erased after their export."""
+    """Return whether the rows contain, or contained, a subject that was erased after their export."""
+    if traffic_export.has_lost_rows(folder):
+        return True
     exported_seconds = int(datetime.fromisoformat(exported).timestamp())
     found = tombstones.read_tombstones(settings.folder).values()
     erased = [each.subject.encode() for each in found if each.requested >= exported_seconds]
@@ -167,7 +170,8 @@ def build_candidate(
     rows = Path(cycle["rows"])
     extended = customization.model_copy(deep=True)
     traffic_export.add_exported_rows(extended, rows)
-    task = Generation(name=TASK, data=str(rows / HELD_BACK_FILENAME), metrics=[METRIC])
+    # An erasure does not rewrite evaluations, so they contain no texts of captured traffic.
+    task = Generation(name=TASK, data=str(rows / HELD_BACK_FILENAME), metrics=[METRIC], store_texts=False)
     extended.evaluation = extended.evaluation.model_copy(update={"tasks": [*extended.evaluation.tasks, task]})
     extended.model_registry = extended.model_registry.model_copy(update={"auto_promote": False})
     result = run(extended)

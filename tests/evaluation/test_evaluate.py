@@ -142,6 +142,30 @@ def test_edited_samples_are_refused(tuned_artifacts: tuple[Artifact, Artifact, P
         assert "expected 3" in objection
 
 
+def test_texts_that_must_not_be_stored_are_in_no_file(
+    tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path
+) -> None:
+    rows = "".join(f'{{"prompt": "Say zebra {n}.", "reference": "zebra {n}"}}\n' for n in range(10))
+    (tmp_path / "q.jsonl").write_text(rows)
+    task = {"kind": "generation", "data": str(tmp_path / "q.jsonl"), "metrics": ["chrf"], "max_new_tokens": 3}
+    checks = {"kind": "answer_checks", "tasks": ["generation"]}
+    gate = [{"metric": "generation.chrf", "against": "base", "max_loss": 90}]
+    state = tuned_artifacts[2] / "state"
+    for store in (True, False):
+        config = EvaluationConfig.model_validate({"tasks": [{**task, "store_texts": store}, checks], "gate": gate})
+        cached = set(state.rglob("scores/*.json"))
+        artifact = run_evaluation(tuned_artifacts, tmp_path / str(store), tasks=config.tasks, gate=config.gate)
+        predictions = parquet.read_table(artifact.path / "predictions.parquet").to_pylist()
+        assert ("zebra" in json.dumps(predictions)) == store
+        tasks = {row["task"] for row in predictions if row["candidate_answer"] is not None}
+        assert ({"generation", "answer_checks"} <= tasks, "generation" in tasks) == (store, store), tasks
+        assert all(json.loads(row["candidate_scores"]) for row in predictions)
+        assert ("zebra" in (artifact.path / "report.html").read_text()) == store
+        assert (set(state.rglob("scores/*.json")) > cached) == store, "the cached scores contain answers"
+    with pytest.raises(ValueError, match="store_texts is false, and samples is 2"):
+        EvaluationConfig.model_validate({"tasks": [{**task, "store_texts": False, "samples": 2, "temperature": 1}]})
+
+
 def test_predictions_sum_to_reported_loss(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
     artifact = run_evaluation(tuned_artifacts, tmp_path / "evaluation")
     table = parquet.read_table(artifact.path / "predictions.parquet").to_pydict()

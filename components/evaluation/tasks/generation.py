@@ -115,6 +115,11 @@ class Generation(AnswerSettings, FewShotSettings):
         exclude_if=lambda seed: seed is None,
         description="Seed of sampled answers. null: the seed of the run.",
     )
+    store_texts: bool = Field(
+        True,
+        exclude_if=operator.truth,
+        description="Store prompts, references and answers. false: only scores, for texts that may have to be erased.",
+    )
     json_schema: str = Field("", description="File with the JSON Schema for the metric json_schema. Empty: no schema.")
 
     @model_validator(mode="after")
@@ -143,6 +148,11 @@ class Generation(AnswerSettings, FewShotSettings):
             raise ValueError(
                 f"pass_at is {self.pass_at}, and samples is {self.samples}; expected at least 2 samples, and numbers up "
                 "to samples"
+            )
+        if self.samples > 1 and not self.store_texts:
+            raise ValueError(
+                f"store_texts is false, and samples is {self.samples}; expected 1, because the scores are verified with "
+                "the sampled answers"
             )
         if len(set(self.pass_at)) < len(self.pass_at):
             raise ValueError(f"pass_at is {self.pass_at}; expected distinct numbers")

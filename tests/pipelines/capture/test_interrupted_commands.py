@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from components.common.artifacts import artifact_folder
-from pipelines.capture import compaction, erasure, retention, tombstones, traffic_files
+from pipelines.capture import compaction, erasure, exported_rows, retention, tombstones, traffic_export, traffic_files
 from pipelines.capture.settings import CaptureSettings
 from pipelines.gateway.feedback import erase_feedback, read_feedback
 from tests.pipelines.capture import traffic
@@ -86,6 +87,27 @@ def fill(settings: CaptureSettings) -> None:
     path.rename(path.with_name(f"{traffic_files.OPEN_PREFIX}.{path.name.split('.')[1]}.1-1.00000000"))
 
 
+def export(home: Path, settings: CaptureSettings) -> dict[str, list[str]]:
+    """Export the rows of Jane and others with three corrections, and return the exported ids of the others."""
+    corrections = {f"chatcmpl-{n}": {"correction": f"correction {n}"} for n in (0, 1, 2)}
+    for name, share in (("rows", 0.0), ("held", 0.9)):
+        options = traffic_export.ExportOptions(include_unrated=True, held_back=share)
+        traffic_export.export(settings, corrections, home / name, options)
+    jane = settings.hash_subject("jane").encode()
+    assert jane in traffic.read_stored_bytes(home / "rows")
+    assert jane in traffic.read_stored_bytes(home / "held")
+    return list_exported(home, jane)
+
+
+def list_exported(home: Path, without: bytes) -> dict[str, list[str]]:
+    """Return the exported ids by file, without the rows that contain the bytes."""
+    found = {}
+    for path in sorted(home.glob("[rh]*/*.jsonl")):
+        if lines := [line for line in path.read_bytes().splitlines() if without not in line]:
+            found[str(path)] = [json.loads(line)["id"] for line in lines]
+    return found
+
+
 ALL_IDS = sorted(f"chatcmpl-{n}" for n in (*range(6), *range(10, 16), 20, 21))
 KEPT_IDS = sorted(f"chatcmpl-{n}" for n in (1, 2, 4, 5, 11, 12, 14, 15, 21))
 
@@ -114,6 +136,7 @@ def test_interrupted_erasure_leaves_nothing_of_the_subject_when_it_is_repeated(t
         home.mkdir()
         settings = traffic.load(home)
         fill(settings)
+        kept = export(home, settings)
         feedback = home / "feedback.jsonl"
         lines = [{"id": f"chatcmpl-{n}", "correction": f"correction {n}"} for n in (0, 1, 20)]
         lines.append({"id": "chatcmpl-99", "author": "jane"})
@@ -133,8 +156,54 @@ def test_interrupted_erasure_leaves_nothing_of_the_subject_when_it_is_repeated(t
         for text in (digest, *(f"{kind} {n}" for kind in ("question", "answer", "correction") for n in (0, 10, 20))):
             assert f'{text}"'.encode() not in stored, (number, text)
         assert tombstones.read_tombstones(settings.folder)[digest].finished is not None
+        assert list_exported(home, digest.encode()) == kept, number
+        for name in ("rows", "held"):
+            assert traffic_export.read_export(home / name).erased, number
         number += 1
     assert number > 10
+
+
+def test_exported_corrections_of_the_subject_are_erased_and_counted(tmp_path: Path) -> None:
+    """Jane corrected another subject's answer: only the feedback links the exported row to her."""
+    settings = traffic.load(tmp_path)
+    traffic.write_sealed(settings, traffic.DAY, [traffic.build_row(n, f"subject {n}") for n in range(3)])
+    line = {"id": "chatcmpl-1", "author": settings.hash_subject("jane"), "correction": "Jane's words"}
+    (tmp_path / "feedback.jsonl").write_text(json.dumps(line) + "\n")
+    output = tmp_path / "rows"
+    traffic_export.export(settings, {"chatcmpl-1": line}, output, traffic_export.ExportOptions(include_unrated=True))
+    modes = {path.stat().st_mode for path in output.iterdir()}
+    erasers = [lambda should: erase_feedback(tmp_path / "feedback.jsonl", should)]
+    result = erasure.erase(settings, "jane", "dpo", erasers, seal_seconds=0)
+    assert (result.rows, result.exported, result.feedback, result.is_complete) == (0, 2, 1, True)
+    assert b"Jane's" not in traffic.read_stored_bytes(tmp_path)
+    export = traffic_export.read_export(output)
+    assert (export.conversations, export.preferences, list(export.files)) == (2, 0, ["conversations.jsonl"])
+    assert {path.stat().st_mode for path in output.iterdir()} == modes
+    assert traffic_export.has_lost_rows(output)
+
+
+def test_export_that_is_held_missing_or_unfinished_is_reported(tmp_path: Path) -> None:
+    settings = traffic.load(tmp_path)
+    fill(settings)
+    jane, options = settings.hash_subject("jane").encode(), traffic_export.ExportOptions(include_unrated=True)
+    for name in ("deleted", "disk/moved", "kept"):
+        traffic_export.export(settings, {}, tmp_path / name, options)
+    shutil.rmtree(tmp_path / "deleted")
+    (tmp_path / "disk").rename(tmp_path / "elsewhere")
+    draft = tmp_path / ".kept.other-host.1-1.00000000"
+    (tmp_path / "kept").rename(draft)
+    result = erasure.erase(settings, "jane", "dpo", seal_seconds=0)
+    assert not result.is_complete
+    assert [str(tmp_path / "disk" / "moved") in text or str(draft) in text for text in result.not_searched] == [
+        True
+    ] * 2
+    draft.rename(tmp_path / "kept")
+    (tmp_path / "elsewhere").rename(tmp_path / "disk")
+    held = traffic.load(tmp_path, models={"echo": {"legal_hold": True}})
+    assert erasure.erase(held, "jane", "dpo", seal_seconds=0).exported == 0
+    assert erasure.erase(settings, "jane", "dpo", seal_seconds=0).is_complete
+    assert jane not in traffic.read_stored_bytes(tmp_path / "kept") + traffic.read_stored_bytes(tmp_path / "disk")
+    assert len(list((settings.folder / exported_rows.RECORDS).iterdir())) == 2, "the deleted export is forgotten"
 
 
 def test_row_that_arrives_after_an_erasure_is_dropped_by_compaction_and_not_read_for_training(tmp_path: Path) -> None:
@@ -169,7 +238,9 @@ def test_open_file_of_a_running_gateway_is_reported(tmp_path: Path) -> None:
     settings = traffic.load(tmp_path)
     path = traffic.write_sealed(settings, traffic.DAY, [traffic.build_row(1)], is_open=True)
     result = erasure.erase(settings, "jane", "dpo", seal_seconds=0)
-    assert (result.not_searched, result.is_complete) == ([str(path)], False)
+    (not_searched,) = result.not_searched
+    assert not_searched.startswith(f"{path} is open")
+    assert not result.is_complete
     assert retention.describe(settings, 0, TODAY)["unfinished_erasures"] == [settings.hash_subject("jane")]
 
 
@@ -253,6 +324,7 @@ def test_erasure_killed_at_20_random_moments_leaves_no_byte_of_the_subject(tmp_p
         settings = traffic.load(home)
         fill(settings)
         digest = settings.hash_subject("jane").encode()
+        kept = export(home, settings)
 
         def erase(settings: CaptureSettings = settings) -> None:
             erasure.erase(settings, "jane", "dpo", seal_seconds=0)
@@ -265,9 +337,11 @@ def test_erasure_killed_at_20_random_moments_leaves_no_byte_of_the_subject(tmp_p
         erase()
         seconds = seconds or time.perf_counter() - started
         assert traffic.list_ids(traffic.read_rows(settings)) == KEPT_IDS, number
-        rows = b"".join(path.read_bytes() for path in settings.folder.rglob("*.jsonl"))
-        assert digest not in rows, number
-        assert not [path for path in settings.folder.rglob(".*.*") if path.is_file() and "jsonl" in path.name], number
+        files = [path for path in home.rglob("*") if path.is_file() and path.parent.name != traffic_files.TOMBSTONES]
+        assert not [path for path in files if digest in path.read_bytes()], number
+        assert not [path for path in files if path.name.startswith(".") and "json" in path.name], number
+        assert list_exported(home, digest) == kept, number
+        assert traffic_export.read_export(home / "rows").erased, number
     assert unfinished >= 5, "the kills came after the end of the erasure"
 
 

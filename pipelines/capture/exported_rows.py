@@ -1,0 +1,121 @@
+"""Exported folders: recorded with the captured traffic, so that an erasure reaches their rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.common.artifacts import artifact_folder, hashing
+from components.common.runtime import filesystem
+from components.common.workspace import job_folders
+from pipelines.capture import traffic_files
+from pipelines.capture.settings import CaptureSettings
+
+RECORDS = ".exports"
+CONVERSATIONS_FILENAME, PREFERENCES_FILENAME = "conversations.jsonl", "preferences.jsonl"
+HELD_BACK_FILENAME = "held_back.jsonl"
+EXPORT_FILENAME = "export.json"
+FILENAMES = {
+    "conversations": CONVERSATIONS_FILENAME,
+    "preferences": PREFERENCES_FILENAME,
+    "held_back": HELD_BACK_FILENAME,
+}
+
+
+@contextmanager
+def recorded(settings: CaptureSettings, folder: Path) -> Iterator[None]:
+    """Record a folder before rows are written to it or to a draft beside it. Call it under the lock of the traffic.
+
+    The record is removed at the end if the folder does not exist, and remains if the process is killed.
+    """
+    path = folder.absolute()
+    record = settings.folder / RECORDS / f"{hashing.digest(str(path))[:32]}.json"
+    traffic_files.make_folder(record.parent, settings.folder, settings.group_id)
+    artifact_folder.write_atomically(record, json.dumps({"folder": str(path)}) + "\n")
+    try:
+        yield
+    finally:
+        if not path.exists():
+            record.unlink(missing_ok=True)
+
+
+@dataclass
+class ExportErasure:
+    """The number of erased rows, and the folders that could not be searched."""
+
+    rows: int = 0
+    not_searched: list[str] = field(default_factory=list)
+
+
+def erase_rows(settings: CaptureSettings, should_erase: Callable[[bytes], bool]) -> ExportErasure:
+    """Remove rows from all recorded folders. Call it under the lock; an interrupted call is repeated.
+
+    Args:
+        settings: the capture file.
+        should_erase: decides on a line of an exported file.
+    """
+    result = ExportErasure()
+    for record in sorted((settings.folder / RECORDS).glob("*.json")):
+        folder = Path(json.loads(filesystem.read_text(record))["folder"])
+        if not folder.parent.exists():  # moved, or on a disk that is not mounted here
+            result.not_searched.append(f"the export {folder} is not here; mount its disk, or delete {record}")
+            continue
+        prefix = f".{folder.name}"
+        job_folders.remove_abandoned_folders(folder.parent, prefix)
+        drafts = sorted(folder.parent.glob(f"{prefix}.*.*.*"))  # of a process killed on another machine
+        result.not_searched += [
+            f"{draft} may belong to a running export; repeat the command in an hour" for draft in drafts
+        ]
+        if folder.exists():
+            _erase_from_folder(folder, should_erase, result)
+        elif not drafts:
+            record.unlink(missing_ok=True)
+    return result
+
+
+def _erase_from_folder(folder: Path, should_erase: Callable[[bytes], bool], result: ExportErasure) -> None:
+    for temporary in folder.glob(".*.json*.*"):  # of an interrupted call
+        temporary.unlink()
+    kept: dict[Path, list[bytes]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = path.read_bytes().splitlines(keepends=True)
+        rest = [line for line in lines if not should_erase(line)]
+        if len(rest) < len(lines):
+            kept[path] = rest
+            result.rows += len(lines) - len(rest)
+    if not kept:
+        return
+    # The description first: until all files are replaced, their digests differ from it, and no run accepts the folder.
+    export = folder / EXPORT_FILENAME
+    if export.exists():
+        content = json.loads(filesystem.read_text(export))
+        _replace(export, [json.dumps(_describe(content, kept), indent=2).encode() + b"\n"])
+    for path, rest in kept.items():
+        if rest:
+            _replace(path, rest)
+        else:
+            path.unlink()
+            artifact_folder.fsync(folder)
+
+
+def _describe(content: Mapping[str, Any], kept: Mapping[Path, list[bytes]]) -> dict[str, Any]:
+    """Return the description of a folder after the erasure."""
+    rows = {path.name: rest for path, rest in kept.items()}
+    files = {name: digest for name, digest in content["files"].items() if name not in rows}
+    files |= {name: hashlib.sha256(b"".join(rest)).hexdigest() for name, rest in rows.items() if rest}
+    counts = {kind: len(rows[name]) for kind, name in FILENAMES.items() if name in rows}
+    return {**content, **counts, "files": dict(sorted(files.items())), "erased": True}
+
+
+def _replace(path: Path, lines: Iterable[bytes]) -> None:
+    def write(temporary: Path) -> None:
+        temporary.chmod(path.stat().st_mode & 0o777)
+        with temporary.open("wb") as file:
+            file.writelines(lines)
+
+    traffic_files.replace_file(path, write)
