@@ -34,7 +34,7 @@ GOAL_CASES = ("far, 10%", "language, 10%")
 HEAD = """# Drift check, simulated
 
 `make bench-drift` writes this page. It simulates how often `tuneline traffic drift` raises an alarm without drift, and how many
-windows it needs to find drift. [Drift](../how-to/drift.md#guarantee) describes the method.
+windows it needs to find drift. [Statistics](../explanation/statistics.md#drift-check) describes the method.
 
 Prompts are drawn at random, with replacement, from {texts}.
 Embeddings are mean input embeddings of the demo's model ({embedding_ms:.2f} ms of CPU time per prompt). The reference has
