@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from components.common.reporting import html_report
-from examples.flywheel.steps import LAST_CLEAN_DAY, MODEL_NAME
+from examples.flywheel.steps import LAST_CLEAN_DAY, MODEL_NAME, SHADOW_DAY
 
 Json = dict[str, Any]
 MAX_ANSWER_CHARACTERS = 400
@@ -17,7 +17,10 @@ MAX_ANSWER_CHARACTERS = 400
 def summarize(steps: Mapping[str, Json]) -> Json:
     """Return the figures of the story. Days are numbers of simulated days, counted from 1."""
     results = {name: each["result"] for name, each in steps.items()}
-    first, later, cycle = (results[name] for name in ("serve_first_version", "serve_next_version", "retrain"))
+    first, later, cycle, end = (
+        results[name] for name in ("serve_first_version", "serve_next_version", "retrain", "promote")
+    )
+    shadow = results["serve_shadow"]
     first_day = date.fromisoformat(results["prepare"]["first_day"])
     checks = {}
     for name in ("find_drift", "check_again"):
@@ -30,25 +33,31 @@ def summarize(steps: Mapping[str, Json]) -> Json:
     return {
         "first_version": first["version"],
         "next_version": later["version"],
-        "questions": first["answers"] + later["answers"],
-        "captured": first["captured"] + later["captured"],
+        "questions": sum(each["answers"] for each in (first, shadow, later)),
+        "captured": sum(each["captured"] for each in (first, shadow, later)),
         **checks,
         "corrections": results["give_feedback"]["corrections"],
         "training_rows": cycle["export"]["conversations"],
         "held_back_rows": cycle["export"]["held_back"],
-        **{key: cycle[key] for key in ("reasons", "comparison", "decision", "reason")},
+        "reasons": cycle["reasons"],
+        "comparison": cycle["comparison"],
+        "shadow_comparison": end["shadow"]["comparison"],
+        "decision": end["decision"],
+        "reason": end["reason"],
         "seconds": {name: each["seconds"] for name, each in steps.items()},
     }
 
 
 def describe(summary: Json) -> str:
-    """Return the story in four sentences."""
-    first, following, test = summary["first_version"], summary["next_version"], summary["comparison"]
+    """Return the story in a few sentences."""
+    first, following = summary["first_version"], summary["next_version"]
+    held_back, shadow = summary["comparison"], summary["shadow_comparison"]
     return (
         "Users' questions moved to another part of Python's standard library. "
         f"The drift check raised an alarm on day {summary['find_drift']['alarm_day']}. "
-        f"{summary['corrections']} corrected answers gave {summary['training_rows']} rows for version {following}, which is "
-        f"{test['decision']} than version {first} on {summary['held_back_rows']} held-back questions, and was "
+        f"{summary['corrections']} corrected answers gave {summary['training_rows']} rows for version {following}. "
+        f"Compared with version {first}, it was {held_back['decision']} on {held_back['pairs']} held-back questions "
+        f"and {shadow['decision']} on {shadow['pairs']} live ones that it answered as a shadow, and was "
         f"{summary['decision']}. "
         f"The following days raise {'an' if summary['check_again']['alarm'] else 'no'} alarm against the new reference."
     )
@@ -56,31 +65,30 @@ def describe(summary: Json) -> str:
 
 def render(steps: Mapping[str, Json]) -> str:
     """Return the page."""
-    summary, cycle = summarize(steps), steps["retrain"]["result"]
-    test = summary["comparison"]
+    summary = summarize(steps)
     tiles = {
         "questions answered": summary["questions"],
         "day of the alarm": summary["find_drift"]["alarm_day"],
         "corrections": summary["corrections"],
-        "gain in chrF, from 0 to 1": float(test["mean_difference"]),
+        "gain in chrF, from 0 to 1": float(summary["shadow_comparison"]["mean_difference"]),
         "minutes": round(sum(summary["seconds"].values()) / 60),
     }
     versions = [f"version {summary[name]}" for name in ("first_version", "next_version")]
-    interval = {f"{versions[1]} − {versions[0]}": (test["mean_difference"], test["low"], test["high"])}
+    tests = {"held-back questions": summary["comparison"], "live questions (shadow)": summary["shadow_comparison"]}
     comparison = html_report.plot_intervals(
-        interval,
-        x="difference in chrF to the corrections, from −1 to 1",
-        caption="Mean over the held-back users, and the interval that holds at all times together with 95%.",
+        {name: (test["mean_difference"], test["low"], test["high"]) for name, test in tests.items()},
+        x=f"chrF with the correction, {versions[1]} − {versions[0]}, from −1 to 1",
+        caption="Mean over the users, and the interval that holds at all times together with 95%.",
     )
-    for each in cycle["answers"]:
-        texts = (each[name] or "" for name in ("reference", "incumbent_answer", "candidate_answer"))
+    for each in steps["promote"]["result"]["answers"]:
+        texts = (each.get(name) or "" for name in ("reference", "incumbent_answer", "candidate_answer"))
         cards = dict(zip(("correction", *versions), (text[:MAX_ANSWER_CHARACTERS] for text in texts), strict=True))
         comparison += html_report.render_cards(cards, prompt=each["prompt"])
     seconds = {name.replace("_", " "): float(value) for name, value in summary["seconds"].items()}
     sections = {
         "Result": html_report.render_paragraph(describe(summary)) + html_report.render_tiles(tiles),
         "Timeline": _plot_evidence(summary) + _render_events(summary, steps["prepare"]["result"]["rows"]),
-        "Comparison on held-back questions": comparison,
+        "Comparison": comparison,
         "Duration": html_report.plot_bars(seconds, x="seconds", caption="Duration of each step on this machine."),
         "Simulated parts": html_report.render_paragraph(
             "Users, editors and days are simulated. The gateway captured with the clock of this machine; the rows were "
@@ -103,8 +111,9 @@ def _plot_evidence(summary: Json) -> str:
 
 
 def _render_events(summary: Json, first_rows: int) -> str:
-    drift, again, test = summary["find_drift"], summary["check_again"], summary["comparison"]
-    (tested, last), (tested_again, end) = ([min(each["e_values"]), max(each["e_values"])] for each in (drift, again))
+    drift, again = summary["find_drift"], summary["check_again"]
+    held_back, shadow = summary["comparison"], summary["shadow_comparison"]
+    tested, last, end = min(drift["e_values"]), max(drift["e_values"]), max(again["e_values"])
     alarm = f"e-value {drift['e_values'][drift['alarm_day']]:.3g}; the threshold is {drift['threshold']:g}"
     peak = f"highest e-value {max(again['e_values'].values()):.3g} against {again['reference']['name']}"
     events = {
@@ -115,9 +124,15 @@ def _render_events(summary: Json, first_rows: int) -> str:
         f"day {last}: feedback": f"{summary['corrections']} answers corrected by editors",
         f"day {last}: retraining": f"trigger: {'; '.join(summary['reasons'])}",
         f"day {last}: export": f"{summary['training_rows']} rows to train on, {summary['held_back_rows']} held back",
-        f"day {last}: comparison": f"{test['decision']} after {test['decided_after']} of {test['pairs']} pairs",
-        f"day {last}: {summary['decision']}": summary["reason"],
-        f"days {tested_again}–{end}: traffic": f"answered by version {summary['next_version']}",
+        f"day {last}: comparison": f"{held_back['decision']} on held-back questions: {_describe_test(held_back)}",
+        f"day {SHADOW_DAY}: shadow": f"version {summary['next_version']} answers copies of the questions: "
+        f"{shadow['decision']}, {_describe_test(shadow)}",
+        f"day {SHADOW_DAY}: {summary['decision']}": summary["reason"],
+        f"days {SHADOW_DAY + 1}–{end}: traffic": f"answered by version {summary['next_version']}",
         f"day {end}: {'alarm' if again['alarm'] else 'no alarm'}": peak,
     }
     return html_report.render_facts({event: (text, "") for event, text in events.items()})
+
+
+def _describe_test(test: Json) -> str:
+    return f"decided after {test['decided_after']} of {test['pairs']} pairs"

@@ -7,6 +7,7 @@ rows to `traffic` with the time of the simulated question. Users and editors are
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 import subprocess
@@ -14,15 +15,14 @@ import sys
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
-
-import pyarrow.parquet as parquet
 
 from components.common.runtime.errors import TunelineError
 from components.common.runtime.http_client import build_opener
@@ -33,9 +33,16 @@ Json = dict[str, Any]
 MODEL_NAME = "python-helper"
 TRAINING_QUESTIONS = 280  # of the first version; the simulated users ask others
 QUESTIONS_PER_DAY = 50  # the smallest window of the drift check
-LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, LAST_DAY = 4, 5, 7, 9, 12
-CLIENTS, ANSWER_TOKENS, TIMEOUT_SECONDS = 16, 16, 300
+LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, SHADOW_DAY, LAST_DAY = 4, 5, 7, 9, 10, 12
+CLIENTS, SHADOW_CLIENTS, ANSWER_TOKENS, TIMEOUT_SECONDS = 16, 4, 16, 300
 HELD_BACK = 0.2
+MIXING_WEIGHTS = "{traffic: 0.67, team: 0.3, refusals: 0.03}"  # at 0.15 refusals, it refuses harmless requests too
+LEARNING_RATE = "4.0e-4"  # at 3e-4, no answer has the form of the corrections
+ROUTES = """routes:
+  tuneline:
+    targets: [{model: tuneline}]
+    shadow: {model: tuneline-candidate, share: 1.0, max_running: 8}
+"""
 SHOWN_ANSWERS = 3
 
 
@@ -103,9 +110,9 @@ def run_command(flywheel: Flywheel, *arguments: object) -> Json:
 
 
 @contextmanager
-def deployed_champion(flywheel: Flywheel) -> Iterator[Json]:
+def deployed_champion(flywheel: Flywheel, *more_options: object) -> Iterator[Json]:
     """Serve the champion with capture until the end of the block, which seals the captured files."""
-    options = ["--http-port", flywheel.port, "--capture", "gateway-capture.yaml", "--workdir", "work"]
+    options = ["--http-port", flywheel.port, "--capture", "gateway-capture.yaml", "--workdir", "work", *more_options]
     with start_command(flywheel, "deploy", MODEL_NAME, *options) as process:
         try:
             yield read_result(process)
@@ -113,31 +120,63 @@ def deployed_champion(flywheel: Flywheel) -> Iterator[Json]:
             process.terminate()
 
 
-def post(url: str, body: Mapping[str, object]) -> Json:
-    """Send a JSON request to the gateway, and return its answer."""
+def request(url: str, body: Mapping[str, object] | None = None) -> str:
+    """Send a GET or, with a body, a JSON request to the gateway, and return the body of its answer."""
     headers = {"Content-Type": "application/json", "x-tuneline-consent": "granted"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
+    data = None if body is None else json.dumps(body).encode()
     try:
-        with build_opener(url).open(request, timeout=TIMEOUT_SECONDS) as response:
-            return dict(json.loads(response.read()))
+        with build_opener(url).open(urllib.request.Request(url, data, headers), timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+            return str(response.read().decode())
     except urllib.error.URLError as error:
         raise TunelineError(f"{url}: {error}", hint="See gateway.log in work/serving.") from None
+
+
+def ask(server: Json, visits: Sequence[Visit], clients: int) -> list[str]:
+    """Let simulated users ask the served model, and return the ids of the answers."""
+
+    def send(visit: Visit) -> str:
+        messages = [{"role": "user", "content": visit.question.text}]
+        body = {"model": server["model"], "messages": messages, "user": visit.user, "max_tokens": ANSWER_TOKENS}
+        return str(json.loads(request(f"{server['openai_url']}/chat/completions", body))["id"])
+
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(send, visits))
+
+
+def correct(server: Json, ids: Sequence[str], visits: Sequence[Visit]) -> int:
+    """Post the editors' corrections of the answers about the new topic, and return their number."""
+    corrected = [
+        (key, visit)
+        for key, visit in zip(ids, visits, strict=True)
+        if visit.question.module.split(".")[0] in NETWORK_AND_CONCURRENCY
+    ]
+    for key, visit in corrected:
+        body = {"id": key, "rating": "down", "correction": visit.question.correction, "author": "editor"}
+        request(f"{server['openai_url']}/feedback", body)
+    return len(corrected)
 
 
 def serve_days(flywheel: Flywheel, first: int, last: int) -> Json:
     """Let the users of these days ask the champion, and return its version and the ids of the answers."""
     visits = plan_visits(flywheel, first, last)
     shutil.rmtree(flywheel.folder / "captured", ignore_errors=True)  # of an interrupted attempt
-
-    def ask(visit: Visit) -> str:
-        messages = [{"role": "user", "content": visit.question.text}]
-        body = {"model": server["model"], "messages": messages, "user": visit.user, "max_tokens": ANSWER_TOKENS}
-        return str(post(f"{server['openai_url']}/chat/completions", body)["id"])
-
-    with deployed_champion(flywheel) as server, ThreadPoolExecutor(CLIENTS) as clients:
-        ids = list(clients.map(ask, visits))
+    with deployed_champion(flywheel) as server:
+        ids = ask(server, visits, CLIENTS)
     rows = move_to_days(flywheel.folder, {key: visit.time for key, visit in zip(ids, visits, strict=True)})
     return {"version": server["version"], "answers": len(ids), "captured": rows, "ids": ids}
+
+
+def wait_for(condition: Callable[[], bool], missing: str) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        TunelineError: it does not hold within TIMEOUT_SECONDS.
+    """
+    deadline = monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        if monotonic() > deadline:
+            raise TunelineError(f"{missing} within {TIMEOUT_SECONDS} seconds", hint="See the logs in work/serving.")
+        sleep(1)
 
 
 def move_to_days(folder: Path, times: Mapping[str, datetime]) -> int:
@@ -146,7 +185,7 @@ def move_to_days(folder: Path, times: Mapping[str, datetime]) -> int:
     for path in sorted((folder / "captured").glob("*/*/*/*.jsonl")):  # MODEL/DAY/HOUR/FILE
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            moment = times[row["response"]["id"]]
+            moment = times[row["tuneline"].get("shadow_of") or row["response"]["id"]]
             row["timestamp"] = int(moment.timestamp())
             days[folder / "traffic" / path.parents[2].name / f"{moment:%Y-%m-%d}" / "09"].append(json.dumps(row))
     for hour, lines in days.items():
@@ -163,11 +202,12 @@ def prepare(flywheel: Flywheel) -> Json:
     (folder / "team.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (folder / "subject.key").write_text(secrets.token_hex(32), encoding="utf-8")
     (folder / "subject.key").chmod(0o600)
-    for name in ("customization.yaml", "capture.yaml"):
+    (folder / "routes.yaml").write_text(ROUTES, encoding="utf-8")
+    for name in ("customization.yaml", "capture.yaml", "refusals.jsonl"):
         shutil.copy(Path(__file__).with_name(name), folder)
     settings = (folder / "capture.yaml").read_text(encoding="utf-8")
     (folder / "gateway-capture.yaml").write_text(settings.replace("folder: traffic", "folder: captured"))
-    return {"rows": len(rows), "first_day": str(datetime.now(UTC).date() - timedelta(days=LAST_DAY))}
+    return {"rows": len(rows), "first_day": str(datetime.now(UTC).date() - timedelta(days=LAST_FEEDBACK_DAY - 1))}
 
 
 def train(flywheel: Flywheel) -> Json:
@@ -201,38 +241,88 @@ def check_drift(flywheel: Flywheel, name: str, days: str) -> Json:
 
 def give_feedback(flywheel: Flywheel) -> Json:
     """Post the editors' corrections of the answers about the new topic."""
-    visits = plan_visits(flywheel, 1, LAST_FEEDBACK_DAY)
-    answers = zip(flywheel.results["serve_first_version"]["ids"], visits, strict=True)
-    corrected = [(key, each) for key, each in answers if each.question.module.split(".")[0] in NETWORK_AND_CONCURRENCY]
+    ids, visits = flywheel.results["serve_first_version"]["ids"], plan_visits(flywheel, 1, LAST_FEEDBACK_DAY)
     with deployed_champion(flywheel) as server:
-        for key, visit in corrected:
-            body = {"id": key, "rating": "down", "correction": visit.question.correction, "author": "editor"}
-            post(f"{server['openai_url']}/feedback", body)
-    return {"corrections": len(corrected), "file": str(Path(server["folder"]) / "feedback.jsonl")}
+        count = correct(server, ids, visits)
+    return {"corrections": count, "file": str(Path(server["folder"]) / "feedback.jsonl")}
 
 
-def retrain(flywheel: Flywheel) -> Json:
-    """Train the next version on the exported corrections, compare it with the champion, and promote it."""
+def continue_retraining(flywheel: Flywheel) -> Json:
+    """Run `tuneline retrain`, which continues an unfinished retraining, and return the recorded state."""
     feedback = flywheel.results["give_feedback"]["file"]
     options = ["--capture", "capture.yaml", "--feedback", feedback, "--drift", "drift.json", "--held-back", HELD_BACK]
-    options += ["--set", "fine_tuning.mixing_weights={traffic: 0.7, team: 0.3}"]  # mostly corrections
-    options += ["--set", "fine_tuning.learning_rate=4.5e-4"]  # 3e-4 learns too little; 6e-4 fails the suite
+    options += ["--shadow-days", 7, "--set", f"fine_tuning.mixing_weights={MIXING_WEIGHTS}"]
+    options += ["--set", f"fine_tuning.learning_rate={LEARNING_RATE}"]
     run_command(flywheel, "retrain", "-c", "customization.yaml", *options, "--workdir", "work")
     # Not the command's result: it has none if this step was interrupted after the decision.
     state = (flywheel.folder / "retraining" / "retraining.json").read_text(encoding="utf-8")
-    cycle: Json = json.loads(state)["retrainings"][-1]
-    if cycle["decision"] != "promoted":
-        hint = f"See {cycle['run']['report']}."
-        raise TunelineError(f"the next version was not promoted: {cycle['decision']}, {cycle['reason']}", hint=hint)
+    return dict(json.loads(state)["retrainings"][-1])
+
+
+def retrain(flywheel: Flywheel) -> Json:
+    """Train the next version on the exported corrections, and compare it with the champion on held-back questions."""
+    cycle = continue_retraining(flywheel)
+    if cycle["decision"]:
+        raise TunelineError(
+            f"the next version is no shadow: {cycle['decision']}, {cycle['reason']}",
+            hint=f"See {cycle['run']['report']}.",
+        )
     export = json.loads((Path(cycle["rows"]) / "export.json").read_text(encoding="utf-8"))
-    predictions = Path(cycle["run"]["artifacts"]["evaluation"]) / "predictions.parquet"
-    answers = parquet.read_table(predictions, filters=[("task", "=", "held_back_traffic")]).to_pylist()
-    return {**cycle, "export": export, "answers": answers[:SHOWN_ANSWERS]}
+    return {**cycle, "export": export}
+
+
+def serve_shadow(flywheel: Flywheel) -> Json:
+    """Serve a day with the candidate as shadow of the champion; editors correct the champion's answers."""
+    visits = plan_visits(flywheel, SHADOW_DAY, SHADOW_DAY)
+    shutil.rmtree(flywheel.folder / "captured", ignore_errors=True)
+    options = ["--watch", "--canary-alias", "candidate", "--routes", "routes.yaml"]
+    with deployed_champion(flywheel, *options) as server:
+        url = server["openai_url"]
+        wait_for(lambda: "tuneline-candidate" in request(f"{url}/models"), "the candidate was not loaded")
+        ids = ask(server, visits, SHADOW_CLIENTS)
+        correct(server, ids, visits)
+        metrics = url.removesuffix("/v1") + "/metrics"
+        pattern = re.compile(r"^tuneline_gateway_shadow_answers_total\{.*\} (\S+)$", re.MULTILINE)
+        wait_for(
+            lambda: sum(map(float, pattern.findall(request(metrics)))) >= len(ids),
+            "the shadow did not answer all copies",
+        )
+    rows = move_to_days(flywheel.folder, {key: visit.time for key, visit in zip(ids, visits, strict=True)})
+    return {"version": server["version"], "answers": len(ids), "captured": rows, "ids": ids}
+
+
+def promote(flywheel: Flywheel) -> Json:
+    """Let the shadow answers decide on the candidate."""
+    cycle = continue_retraining(flywheel)
+    if cycle["decision"] != "promoted":
+        raise TunelineError(
+            f"the next version was not promoted: {cycle['decision'] or 'undecided'}, {cycle['reason']}",
+            hint=f"See {flywheel.folder / 'retraining' / 'retraining.json'}.",
+        )
+    return {**cycle, "answers": read_shown_answers(flywheel)}
+
+
+def read_shown_answers(flywheel: Flywheel) -> list[Json]:
+    """Return questions of the shadow day with the correction and the answers of both versions."""
+    visits = plan_visits(flywheel, SHADOW_DAY, SHADOW_DAY)
+    by_id = dict(zip(flywheel.results["serve_shadow"]["ids"], visits, strict=True))
+    answers: dict[str, Json] = {key: {} for key in list(by_id)[:SHOWN_ANSWERS]}
+    for path in (flywheel.folder / "traffic").glob(f"*/{flywheel.get_day(SHADOW_DAY)}/*/*.jsonl"):
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            shadowed = row["tuneline"].get("shadow_of")
+            key = shadowed or row["response"]["id"]
+            if key in answers:
+                text = row["response"]["choices"][0]["message"]["content"]
+                answers[key]["candidate_answer" if shadowed else "incumbent_answer"] = text
+    return [
+        {"prompt": by_id[key].question.text, "reference": by_id[key].question.correction, **texts}
+        for key, texts in answers.items()
+    ]
 
 
 def serve_next_version(flywheel: Flywheel) -> Json:
     """Serve the promoted version on the following days."""
-    return serve_days(flywheel, LAST_FEEDBACK_DAY + 1, LAST_DAY)
+    return serve_days(flywheel, SHADOW_DAY + 1, LAST_DAY)
 
 
 def check_again(flywheel: Flywheel) -> Json:
@@ -242,5 +332,6 @@ def check_again(flywheel: Flywheel) -> Json:
 
 
 STEPS = (
-    prepare, train, serve_first_version, find_drift, give_feedback, retrain, serve_next_version, check_again,
+    prepare, train, serve_first_version, find_drift, give_feedback, retrain, serve_shadow, promote, serve_next_version,
+    check_again,
 )  # fmt: skip

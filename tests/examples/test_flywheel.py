@@ -62,9 +62,13 @@ def build_steps() -> dict[str, Any]:
         "retrain": {
             "reasons": ["drift alarm in window 4"],
             "comparison": comparison,
+            "export": {"conversations": 130, "held_back": 95},
+        },
+        "serve_shadow": {"version": "1", "answers": 50, "captured": 100},
+        "promote": {
             "decision": "promoted",
             "reason": "version 2 is the champion",
-            "export": {"conversations": 130, "held_back": 95},
+            "shadow": {"comparison": {**comparison, "decided_after": 14, "pairs": 50}},
             "answers": [answer],
         },
         "serve_next_version": {"version": "2", "answers": 200, "captured": 200},
@@ -81,7 +85,9 @@ def test_page_tells_the_story_of_the_results() -> None:
         "225 corrected answers gave 130 rows for version 2",
         "The following days raise no alarm",
         "e-value 48.5; the threshold is 20",
-        "better after 31 of 87 pairs",
+        "better on held-back questions: decided after 31 of 87 pairs",
+        "better, decided after 14 of 50 pairs",
+        "better on 50 live ones",
         "version 2 is the champion",
         "What is &lt;x&gt;?",
     ):
@@ -96,8 +102,8 @@ def test_summary_has_the_alarm_and_the_durations() -> None:
     summary = page.summarize(build_steps())
     assert summary["find_drift"]["alarm_day"] == 10
     assert summary["find_drift"]["e_values"] == {7: 1.0, 8: 0.9, 9: 3.0, 10: 48.5}
-    assert (summary["check_again"]["alarm"], summary["questions"]) == (False, 850)
-    assert sum(summary["seconds"].values()) == 80
+    assert (summary["check_again"]["alarm"], summary["questions"]) == (False, 900)
+    assert sum(summary["seconds"].values()) == 100
 
 
 def test_questions_drift_on_day_6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,14 +124,17 @@ def test_questions_drift_on_day_6(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_captured_rows_move_to_their_days(tmp_path: Path) -> None:
     folder = tmp_path / "captured" / "tuneline" / "2026-11-27" / "07"
     folder.mkdir(parents=True)
-    rows = [{"timestamp": 1, "response": {"id": name}} for name in ("a", "b")]
+    rows = [{"timestamp": 1, "tuneline": {}, "response": {"id": name}} for name in ("a", "b")]
+    rows.append({"timestamp": 1, "tuneline": {"shadow_of": "b"}, "response": {"id": "c"}})
     (folder / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     times = {"a": datetime(2026, 11, 2, 9, 10, tzinfo=UTC), "b": datetime(2026, 11, 3, 9, tzinfo=UTC)}
     for _ in range(2):  # a repeated step writes the same files
-        assert steps.move_to_days(tmp_path, times) == 2
-    moved = {path.parts[-3]: json.loads(path.read_text()) for path in tmp_path.glob("traffic/tuneline/*/09/*.jsonl")}
-    assert {day: row["response"]["id"] for day, row in moved.items()} == {"2026-11-02": "a", "2026-11-03": "b"}
-    assert moved["2026-11-02"]["timestamp"] == times["a"].timestamp()
+        assert steps.move_to_days(tmp_path, times) == 3
+    files = {path.parts[-3]: path.read_text() for path in tmp_path.glob("traffic/tuneline/*/09/*.jsonl")}
+    moved = {day: [json.loads(line) for line in text.splitlines()] for day, text in files.items()}
+    ids = {day: [row["response"]["id"] for row in rows] for day, rows in moved.items()}
+    assert ids == {"2026-11-02": ["a"], "2026-11-03": ["b", "c"]}
+    assert moved["2026-11-02"][0]["timestamp"] == times["a"].timestamp()
 
 
 def test_finished_steps_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +192,8 @@ def test_killed_example_resumes_and_tells_its_story(tmp_path: Path) -> None:
     summary = json.loads(ended.stdout)
     assert ended.returncode == 0, summary
     assert (summary["decision"], summary["comparison"]["decision"]) == ("promoted", "better")
-    assert (summary["captured"], summary["find_drift"]["alarm"]) == (600, True)
+    assert summary["shadow_comparison"]["decision"] == "better"
+    assert (summary["captured"], summary["find_drift"]["alarm"]) == (650, True)
     assert summary["find_drift"]["alarm_day"] >= 6
     assert not summary["check_again"]["alarm"]
     assert "version 2 is the champion" in Path(summary["page"]).read_text()
