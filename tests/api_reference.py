@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 import tuneline
 
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
-FUNCTIONS = ("run", "curate", "finetune", "evaluate", "package", "serve", "size")
+FUNCTIONS = ("run", "curate", "finetune", "evaluate", "package", "serve", "size", "compare")
 CLASSES = {  # with the documented methods
     "Customization": ("load", "load_demo", "set", "check", "write"),
     "Registry": ("versions", "promote", "rollback", "lineage", "audit"),
     "RunResult": ("as_dict",),
     "RunEstimate": (),
+    "Comparison": ("as_dict", "write_page"),
     "TrainingSize": ("as_dict", "write_page"),
     "ClusterSize": ("as_dict", "write_page"),
     "DatasetResult": (),
@@ -23,6 +24,7 @@ CLASSES = {  # with the documented methods
     "PackageResult": (),
     "ServedPackage": ("check_alive",),
     "ModelVersion": (),
+    "ModelVersions": (),
 }
 ENTRY = re.compile(r"^    (\w+): (.*)$")
 
@@ -46,7 +48,7 @@ def _render_function(name: str, function: Callable[..., object], level: int = 3)
         if key != "self"
     ]
     kinds = [one.kind for key, one in inspect.signature(function).parameters.items() if key != "self"]
-    if inspect.Parameter.KEYWORD_ONLY in kinds:
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     yield from [f"{'#' * level} {name}", "", "```text", f"{name}({', '.join(parameters)})", "```", ""]
     yield from _render_docstring(inspect.getdoc(function) or "")

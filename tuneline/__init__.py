@@ -9,7 +9,8 @@
         print(server.openai_url)
 
 The functions do what the commands of the same names do, return typed results, and raise `TunelineError`. Progress is
-written to standard error, nothing to standard output. Names are imported on first use, so that `import tuneline` is fast.
+written to standard error, or shown below the cell of a notebook; nothing is written to standard output. Names are
+imported on first use, so that `import tuneline` is fast.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from pipelines.runs.results import PackageResult as PackageResult
     from pipelines.runs.results import RunResult as RunResult
     from pipelines.runs.single_stages import ServedPackage as ServedPackage
+    from tuneline.comparison import Comparison as Comparison
+    from tuneline.comparison import compare as compare
     from tuneline.model_registry import ModelVersion as ModelVersion
+    from tuneline.model_registry import ModelVersions as ModelVersions
     from tuneline.model_registry import Registry as Registry
     from tuneline.sizing import size as size
     from tuneline.stages import curate as curate
@@ -50,18 +54,21 @@ _MODULES = {
     "evaluate": "tuneline.stages",
     "package": "tuneline.stages",
     "serve": "tuneline.stages",
+    "compare": "tuneline.comparison",
     "size": "tuneline.sizing",
     "TrainingSize": "pipelines.planning.size_results",
     "ClusterSize": "pipelines.planning.size_results",
     "Registry": "tuneline.model_registry",
     "RunResult": "pipelines.runs.results",
     "RunEstimate": "tuneline.whole_runs",
+    "Comparison": "tuneline.comparison",
     "DatasetResult": "pipelines.runs.results",
     "ModelResult": "pipelines.runs.results",
     "EvaluationResult": "pipelines.runs.results",
     "PackageResult": "pipelines.runs.results",
     "ServedPackage": "pipelines.runs.single_stages",
     "ModelVersion": "tuneline.model_registry",
+    "ModelVersions": "tuneline.model_registry",
     "TunelineError": "components.common.runtime.errors",
 }
 __all__ = list(_MODULES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def load_launcher(platform: PathLike | None, launcher: str) -> LauncherSettings:
 def open_call(
     prefix: str, workdir: PathLike, *, quiet: bool, tracking_uri: str | None = None
 ) -> Iterator[tuple[Workdir, Reporter]]:
-    """Provide the workdir and a reporter on standard error; restore the caller's process at the end.
+    """Provide the workdir and a reporter for a terminal, log or notebook; restore the caller's process at the end.
 
     Args:
         prefix: start of the reporter's lines.
@@ -52,7 +53,9 @@ def open_call(
     process_control.restrict_new_files()
     reporter = reporters.create_console_reporter(quiet=quiet, prefix=f"{prefix}: " if prefix else "")
     try:
-        with mlflow_tracking.restore_tracking_uri():
+        with mlflow_tracking.restore_tracking_uri(), warnings.catch_warnings():
+            # In a notebook without ipywidgets, tqdm asks for them when transformers imports it; tuneline uses neither.
+            warnings.filterwarnings("ignore", message="IProgress not found")
             yield artifact_store.enter_workdir(Path(workdir), tracking_uri), reporter
     finally:
         reporters.close_reporter(reporter)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
+from components.common.reporting import html_report
 from components.common.runtime.errors import UsageError
 from components.common.workspace.artifact_store import DEFAULT_WORKDIR
 from tuneline import call_context
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pipelines.provenance.lineage import Lineage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelVersion:
     """A version of a registered model.
 
@@ -35,6 +37,32 @@ class ModelVersion:
     version: str
     aliases: list[str]
     tags: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"ModelVersion({self.name}/{self.version}, aliases={self.aliases})"
+
+    def _repr_html_(self) -> str:
+        rows = [[name.removeprefix("tuneline."), value] for name, value in sorted(self.tags.items())]
+        return f"<b>{escape(repr(self))}</b>{html_report.render_table(['tag', 'value'], rows)}"
+
+
+class ModelVersions(list[ModelVersion]):
+    """Versions of a registered model, newest first: a list that is shown as a table in a notebook."""
+
+    def _repr_html_(self) -> str:
+        head = ["version", "aliases", "verdict", "proof", "model", "dataset", "last promotion to champion"]
+        rows = [
+            [
+                int(one.version),
+                ", ".join(one.aliases),
+                *(one.tags.get(f"tuneline.{tag}") for tag in ("verdict", "proof")),
+                one.tags.get("tuneline.model_sha256", "")[:12],
+                one.tags.get("tuneline.dataset_tag"),
+                one.tags.get("tuneline.champion.reason"),
+            ]
+            for one in self
+        ]
+        return html_report.render_table(head, rows)
 
 
 class Registry:
@@ -56,7 +84,7 @@ class Registry:
     def __repr__(self) -> str:
         return f"Registry({self.tracking_uri!r}, workdir={str(self.workdir)!r})"
 
-    def versions(self, name: str) -> list[ModelVersion]:
+    def versions(self, name: str) -> ModelVersions:
         """Return the versions of a model, newest first.
 
         Raises:
@@ -72,10 +100,10 @@ class Registry:
                 for alias, number in sorted(model.aliases.items()):
                     aliases.setdefault(str(number), []).append(alias)
                 numbers = {int(one.version): one for one in model_versions.list_versions(client, name)}
-                return [
+                return ModelVersions(
                     ModelVersion(name, str(number), aliases.get(str(number), []), dict(numbers[number].tags))
                     for number in sorted(numbers, reverse=True)
-                ]
+                )
 
     def promote(
         self,

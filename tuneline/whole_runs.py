@@ -8,6 +8,7 @@ from html import escape
 from typing import Any, Literal, overload
 
 from components.common.launch import launcher_settings
+from components.common.runtime.relative_paths import shorten_paths
 from components.common.workspace.artifact_store import DEFAULT_WORKDIR
 from pipelines.config.customization_config import DEMO_PATH
 from pipelines.runs.results import RunResult
@@ -35,7 +36,7 @@ class RunEstimate:
         return f"RunEstimate(rows={rows}, steps={self.values['steps']}, seconds={seconds})"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return f"<pre style='white-space: pre-wrap'>{escape(shorten_paths(str(self)))}</pre>"
 
 
 @overload

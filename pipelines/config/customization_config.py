@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from components.common.artifacts import output_paths
 from components.common.cost.budgets import Budget
 from components.common.runtime.errors import ConfigurationError, UsageError
+from components.common.runtime.relative_paths import shorten_paths
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import (
     MAX_CHARACTERS,
@@ -158,9 +160,22 @@ class Customization(BaseModel):
         Raises:
             ConfigurationError: a value is invalid.
         """
-        values = self.copy_checked().model_dump(mode="json", exclude_unset=True)
-        output_paths.write_file(Path(path), yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        output_paths.write_file(Path(path), self.copy_checked()._format_set_keys())
         return Path(path)
+
+    def __repr__(self) -> str:
+        values = (f"{name}={value!r}" for name, value in self._collect_values().items())
+        return shorten_paths(f"Customization({', '.join(values)})")
+
+    def _repr_html_(self) -> str:
+        """Return the keys that were set, as in a file."""
+        return f"<b>Customization</b><pre>{escape(shorten_paths(self._format_set_keys()))}</pre>"
+
+    def _format_set_keys(self) -> str:
+        """Return the keys that were set, in YAML."""
+        _mark_sections(self)
+        values = self.model_dump(mode="json", exclude_unset=True, warnings=False)
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)
 
     def _collect_values(self) -> Values:
         """Return the keys that were set, those assigned to a section with default values included."""

@@ -54,9 +54,7 @@ class _Size:
         return "\n".join(self.format_lines())
 
     def _repr_html_(self) -> str:
-        sections = (f"<h4>{name}</h4>{html}" for name, html in self.render_sections().items())
-        page = f"<b>{type(self).__name__}</b>{''.join(sections)}"
-        return page.replace(html_report.SCROLL_HINT, "")  # a notebook lacks the page's style sheet
+        return html_report.render_fragment(type(self).__name__, self.render_sections())
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.models import model_loading
 from components.common.models.model_loading import LocalBaseModel
+from components.common.reporting import html_report
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError, TunelineError, UsageError
+from components.common.runtime.relative_paths import shorten_paths
 from components.common.runtime.reporters import Reporter
 from components.common.runtime.terminal import escape_controls
 from components.common.workspace import artifact_store
@@ -101,7 +104,7 @@ class Link:
         return self.kind.replace("_", " ")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lineage:
     """A model version and its chain, newest link first."""
 
@@ -125,6 +128,21 @@ class Lineage:
         chain = [{name: getattr(link, name) for name in names} for link in self.chain]
         intact = all(link.status == INTACT for link in self.chain)
         return {"name": self.name, "version": self.version, "alias": self.alias, "intact": intact, "chain": chain}
+
+    def __repr__(self) -> str:
+        return f"Lineage({self.name}/{self.version}, links={len(self.chain)}, intact={self.as_dict()['intact']})"
+
+    def _repr_html_(self) -> str:
+        title = f"<b>Lineage of {escape(self.name)} version {escape(self.version)}</b>"
+        rows = [
+            [
+                *(link.title, link.status, link.sha256[:12], link.detail),
+                shorten_paths(_describe_location(link).removeprefix("file://")),
+            ]
+            for link in self.chain
+        ]
+        head = ["link", "status", "digest", "detail", "location"]
+        return title + html_report.render_table(head, rows) + html_report.render_paragraph(summarize(self))
 
     def raise_if_broken(self) -> None:
         """Raise a LineageError that lists all broken links, if any."""
@@ -585,16 +603,21 @@ def _format_link(link: Link, name: str = "") -> Text:
     from rich.text import Text
 
     mark, style = ("!", "yellow") if link.kind == "raw" and link.status == MISSING else STATUS_MARKS[link.status]
-    is_in_store = link.uri == f"store:{link.sha256}" or (
-        link.uri.startswith("file:") and link.uri.endswith(f"/{link.sha256}")
-    )
     label = Text(f"{mark} ", style=style, overflow="fold")
     label.append(escape_controls(name or link.title), style="bold")
     label.append(f"  {link.sha256[:12]}", style="cyan")
     if link.detail:
         label.append(f"  {escape_controls(link.detail)}", style="" if link.status == INTACT else style)
-    label.append(f"  {f'store/{link.sha256[:12]}' if is_in_store else escape_controls(link.uri)}", style="dim")
+    label.append(f"  {escape_controls(_describe_location(link))}", style="dim")
     return label
+
+
+def _describe_location(link: Link) -> str:
+    """Return the URI of a link, or its short digest in the artifact store."""
+    is_in_store = link.uri == f"store:{link.sha256}" or (
+        link.uri.startswith("file:") and link.uri.endswith(f"/{link.sha256}")
+    )
+    return f"store/{link.sha256[:12]}" if is_in_store else link.uri
 
 
 def summarize(lineage: Lineage) -> str:

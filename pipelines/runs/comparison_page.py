@@ -17,10 +17,18 @@ MAX_PLOTTED_POINTS = 500  # per line; more do not change a plot of this width
 
 def render_comparison(comparison: Json) -> str:
     """Return the page for the object of `run_comparison.compare_runs`."""
+    names = [run["run"] for run in comparison["runs"]]
+    return html_report.render_page(
+        f"Comparison of {len(names)} runs", f"reference: {names[0]}", render_sections(comparison)
+    )
+
+
+def render_sections(comparison: Json) -> dict[str, str]:
+    """Return the HTML of the page's sections by heading; a section may be empty."""
     runs = comparison["runs"]
     names = [run["run"] for run in runs]
     parameters = [[key, *map(format_parameter, values)] for key, values in comparison["parameters"].items()]
-    sections = {
+    return {
         "Limits": "".join(html_report.render_paragraph(text, "bad") for text in comparison["warnings"]),
         "Runs": html_report.render_table(RUN_HEAD, list_run_rows(runs)),
         "Parameters": html_report.render_table(["parameter", *names], parameters)
@@ -33,7 +41,6 @@ def render_comparison(comparison: Json) -> str:
         "Duration": html_report.render_table(["seconds", *names], list_stage_rows(runs)),
         "Answers": "".join(_render_answers(answer, names) for answer in comparison["answers"]),
     }
-    return html_report.render_page(f"Comparison of {len(runs)} runs", f"reference: {names[0]}", sections)
 
 
 RUN_HEAD = ["run", "state", "verdict", "model", "steps", "training loss", "validation loss", "seconds"]

@@ -8,17 +8,42 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from urllib.parse import quote
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.reporting import html_report
+from components.common.runtime.relative_paths import shorten_paths
 
 FIGURE_PATTERN = re.compile(r"<figure\b.*?</figure>", re.DOTALL)
 Verdict = Literal["accepted", "refused", "unchanged"]
 
 
 def _shorten(path: Path) -> str:
-    """Return a path whose digest, the name of a folder in the artifact store, has 12 characters."""
-    return re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1…", str(path))
+    """Return a path from the current folder, if it is near it; a digest, the name of a folder in the store, is cut."""
+    return re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1…", shorten_paths(str(path)))
+
+
+def _format_cell(value: object) -> object:
+    """Return a value of a result as a cell of its table: mappings and lists as text."""
+    if isinstance(value, Path):
+        return _shorten(value)
+    if isinstance(value, Mapping):
+        parts = (f"{name}: {_format_nested(one)}" for name, one in value.items())
+        return ", ".join(parts) or "none"
+    return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _format_nested(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"({_format_cell(value)})"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _render_link(report: Path) -> str:
+    """Return a link to a report. From a notebook's page, browsers open files near it, but no address with file:."""
+    address = shorten_paths(str(report))
+    address = report.as_uri() if Path(address).is_absolute() else quote(address)
+    return f'<p><a href="{escape(address)}" target="_blank">report</a></p>'
 
 
 class _Shown:
@@ -39,15 +64,14 @@ class _Shown:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        values = {name: getattr(self, name) for name in self.shown}
-        rows = [[name, str(value) if isinstance(value, Path | Mapping) else value] for name, value in values.items()]
+        rows = [[name, _format_cell(getattr(self, name))] for name in self.shown]
         report, plots, link = self._find_report(), "", ""
         if report and report.exists():
-            figures = FIGURE_PATTERN.findall(report.read_text(encoding="utf-8"))
-            plots = "".join(figures).replace(html_report.SCROLL_HINT, "")  # a notebook lacks the page's style sheet
-            link = f'<p><a href="{escape(report.as_uri())}">report</a></p>'
+            plots = "".join(FIGURE_PATTERN.findall(report.read_text(encoding="utf-8")))
+            link = _render_link(report)
         title = f"<b>{escape(type(self).__name__)}</b>"
-        return title + html_report.render_table(["", ""], rows) + link + plots
+        html = title + html_report.render_table(["", ""], rows) + link + plots
+        return html.replace(html_report.SCROLL_HINT, "")  # a notebook lacks the page's style sheet
 
 
 class _StageResult(_Shown):
@@ -220,6 +244,11 @@ class RunResult(_Shown):
     report: Path
     run: str
     cost: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run in the workdir."""
+        return self.workdir / "runs" / self.run
 
     @property
     def model(self) -> str:

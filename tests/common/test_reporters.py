@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -60,6 +62,80 @@ def test_escape_sequences_in_reports_do_not_reach_the_terminal(kind: str, capsys
     assert "reading \\x1b]0;title\\x07" in shown
     assert "a model named \\x9b2J\\x0d\n" in shown
     assert "\x1b]0" not in shown
+
+
+class Notebook:
+    """A stand-in of IPython in a kernel, which records what the frontend shows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kernel, self.outputs = object(), []  # type: object, list[dict[str, str]]
+        self.shown = 0
+        modules = {"IPython": ModuleType("IPython"), "IPython.display": ModuleType("IPython.display")}
+        modules["IPython"].get_ipython = lambda: self  # type: ignore[attr-defined]
+        modules["IPython.display"].display = self.display  # type: ignore[attr-defined]
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+
+    def display(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Notebook:
+        assert raw
+        assert display_id
+        self.shown += 1
+        self.update(bundle, raw=raw)
+        return self
+
+    def update(self, bundle: dict[str, str], *, raw: bool) -> None:
+        self.outputs.append(bundle)
+
+
+def test_notebook_has_one_output_with_the_current_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = Notebook(monkeypatch)
+    reporter = reporters.create_console_reporter(prefix="curate: ")
+    assert notebook.outputs == [], "a call without reports has no output"
+    monkeypatch.setattr(reporter, "_seconds_between", 0.0)
+    reporter.step(f"reading <{Path.cwd()}/raw.jsonl>")
+    reporter.progress(30, 120, "rows")
+    running = notebook.outputs[-1]["text/html"]
+    assert "<summary>curate: reading &lt;raw.jsonl&gt; " in running
+    assert '<progress value="30" max="120"></progress> 30 of 120 rows' in running
+    reporter.metrics({"loss": 2.5}, step=7)
+    reporter.note("no \x1b[31mtest rows & no answers")
+    reporter.step("writing")
+    assert "<summary>curate: writing</summary>" in notebook.outputs[-1]["text/html"]
+    reporters.close_reporter(reporter)
+    final = notebook.outputs[-1]
+    assert final["text/plain"].splitlines() == [
+        "reading <raw.jsonl> (0 s), step 7: loss 2.5",
+        "writing (0 s)",
+        "no \\x1b[31mtest rows & no answers",
+        "curate: 2 steps in 0 s",
+    ]
+    assert "<summary>curate: 2 steps in 0 s</summary><pre>reading &lt;raw.jsonl&gt; (0 s)" in final["text/html"]
+    assert final["text/html"].endswith("<div>no \\x1b[31mtest rows &amp; no answers</div>")
+    assert notebook.shown == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_in_a_notebook_is_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = Notebook(monkeypatch)
+    reporter = reporters.create_console_reporter()
+    reporter.step("reading")
+    for done in range(1000):
+        reporter.progress(done, 1000, "rows")
+        reporter.metrics({"loss": 1.0}, done)
+    assert len(notebook.outputs) < 10
+
+
+def test_program_that_imports_ipython_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython in a terminal has a shell without a kernel, and a program that imports it has no shell."""
+    notebook = Notebook(monkeypatch)
+    assert reporters.is_notebook()
+    for shell in (None, object()):
+        monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda shell=shell: shell)
+        assert not reporters.is_notebook()
+        reporters.create_console_reporter().step("reading")
+    assert notebook.outputs == []
 
 
 def test_quiet_reporter_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,12 +22,15 @@ from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from pipelines.config.customization_config import Customization, load_customization
 from pipelines.planning import cluster_size
+from pipelines.provenance.lineage import Lineage, Link
 from pipelines.runs import child_run
-from pipelines.runs.results import EvaluationResult, ModelResult, RunArtifacts, RunResult, StageTime
+from pipelines.runs.results import DatasetResult, EvaluationResult, ModelResult, RunArtifacts, RunResult, StageTime
 from tests import api_reference
 from tests.pipelines.command import ROOT, answer_in_process, environment, refusal
 from tests.pipelines.project import CONFIGURATION
+from tests.pipelines.test_compare import make_run
 from tuneline import call_context
+from tuneline.model_registry import ModelVersions
 
 RUN = {
     "verdict": "accepted",
@@ -72,7 +75,7 @@ def test_names_are_lazy_typed_and_documented() -> None:
         _ = tuneline.trian  # type: ignore[attr-defined]
     for name in tuneline.__all__:
         assert inspect.getdoc(getattr(tuneline, name)), name
-    for name in ("run", "curate", "finetune", "evaluate", "package", "serve", "size"):
+    for name in ("run", "curate", "finetune", "evaluate", "package", "serve", "size", "compare"):
         document = inspect.getdoc(getattr(tuneline, name)) or ""
         assert f"{name}(" in document, name  # an example
         assert "Raises:" in document, name
@@ -169,6 +172,79 @@ def test_results_are_short_and_escaped() -> None:
     assert "sweep" not in model.as_dict()
     evaluation = EvaluationResult(Path("e"), "d" * 64, "refused", ["<script>"], {})
     assert "&lt;script&gt;" in evaluation._repr_html_()
+
+
+def test_paths_near_the_current_folder_are_relative_in_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Browsers open no file: address from the page of a notebook, and a shared notebook has no user's folder."""
+    near, elsewhere = tmp_path / "project" / "my data", tmp_path / "project" / "notebooks"
+    for folder in (near, elsewhere):
+        folder.mkdir(parents=True)
+    (near / "report.html").touch()
+    result = DatasetResult(near, "d" * 64, {"in": 1200, "rejected": {"too_short": 3}}, {"train": 9}, {})
+    monkeypatch.chdir(near.parent)
+    assert '<a href="my%20data/report.html"' in result._repr_html_()
+    assert "<td>in: 1,200, rejected: (too_short: 3)</td>" in result._repr_html_()
+    monkeypatch.chdir(elsewhere)
+    assert '<a href="../my%20data/report.html"' in result._repr_html_()
+    customization = Customization.load(data_curation={"sources": ["../my data/raw.jsonl", "/mnt/raw.jsonl"]})
+    shown = customization._repr_html_()
+    assert "  - ../my data/raw.jsonl\n  - /mnt/raw.jsonl\n" in shown
+    raw = Link("raw", "e" * 64, (near / "raw.jsonl").as_uri().replace("%20", " "))
+    assert "<td>../my data/raw.jsonl</td>" in Lineage("helper", "3", None, [raw])._repr_html_()
+    monkeypatch.chdir("/")
+    assert f'<a href="{(near / "report.html").as_uri()}"' in result._repr_html_()
+
+
+def test_customization_is_shown_by_the_keys_that_were_set() -> None:
+    customization = Customization.load(fine_tuning={"max_steps": 7})
+    customization.fine_tuning.lora.rank = 3
+    assert repr(customization) == "Customization(fine_tuning={'lora': {'rank': 3}, 'max_steps': 7})"
+    assert "<pre>fine_tuning:\n  lora:\n    rank: 3\n  max_steps: 7\n</pre>" in customization._repr_html_()
+    customization.fine_tuning.batch_size = 0  # a value that no run accepts can be shown
+    assert "batch_size: 0" in customization._repr_html_()
+
+
+def test_versions_and_lineage_are_tables_in_a_notebook() -> None:
+    tags = {"tuneline.verdict": "accepted", "tuneline.model_sha256": "a" * 64, "tuneline.champion.reason": "<better>"}
+    versions = ModelVersions(
+        [tuneline.ModelVersion("helper", "2", ["champion"], tags), tuneline.ModelVersion("helper", "1", [], {})]
+    )
+    assert repr(versions) == "[ModelVersion(helper/2, aliases=['champion']), ModelVersion(helper/1, aliases=[])]"
+    shown = versions._repr_html_()
+    assert shown.count("<tr>") == 3
+    assert "<td>champion</td><td>accepted</td><td>–</td><td>aaaaaaaaaaaa</td><td>–</td><td>&lt;better&gt;</td>" in shown
+    assert "<td>verdict</td><td>accepted</td>" in versions[0]._repr_html_()
+    digest = "b" * 64
+    links = [Link("version", digest, "models:/helper/2"), Link("model", digest, f"store:{digest}", status="missing")]
+    lineage = Lineage("helper", "2", "champion", links)
+    assert repr(lineage) == "Lineage(helper/2, links=2, intact=False)"
+    shown = lineage._repr_html_()
+    assert "<td>model</td><td>missing</td><td>bbbbbbbbbbbb</td><td></td><td>store/bbbbbbbbbbbb</td>" in shown
+    assert "The chain is broken at: model." in shown
+
+
+def test_comparison_equals_that_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are given by their results or names; in a notebook, the comparison has tables and the plots of the page."""
+    runs = make_run(tmp_path / "wd", "20260101-100000-aaaa"), make_run(tmp_path / "wd", "20260102-100000-bbbb", shift=1)
+    expected = answer_in_process("compare", *(run.name for run in runs), "--workdir", "wd", cwd=tmp_path)
+    results = [RunResult.from_dict({**RUN, "workdir": str(tmp_path / "wd"), "run": run.name}) for run in runs]
+    comparison = tuneline.compare(*results)
+    assert {**comparison.as_dict(), "page": None} == expected
+    monkeypatch.chdir(tmp_path)
+    assert tuneline.compare("20260101", "latest", workdir="wd").as_dict() == comparison.as_dict()
+    assert comparison.metrics["held_out"]["loss"][1]["difference"]["value"] == pytest.approx(0.5)
+    assert comparison.warnings == expected["warnings"]
+    assert repr(comparison) == "Comparison(20260101-100000-aaaa, 20260102-100000-bbbb)"
+    shown, page = comparison._repr_html_(), comparison.write_page("page.html").read_text(encoding="utf-8")
+    assert "<h4>Metrics</h4>" in shown
+    assert "<h4>Limits</h4>" not in shown, "a section without content has no heading"
+    assert shown.count("<svg") == page.count("<svg") == 2
+    assert "Scroll sideways" not in shown
+    for names, message in ((["latest"], "a comparison needs two runs"), (["latest", "20260102"], "are the same run")):
+        with pytest.raises(tuneline.TunelineError, match=message):
+            tuneline.compare(*names, workdir="wd")
 
 
 def test_call_leaves_the_process_of_the_caller_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

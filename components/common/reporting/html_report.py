@@ -59,6 +59,16 @@ def render_page(title: str, subtitle: str, sections: Mapping[str, str], facts: s
     )
 
 
+def render_fragment(title: str, sections: Mapping[str, str]) -> str:
+    """Return sections as the output of a notebook's cell, which lacks the style sheet of a page.
+
+    Args:
+        sections: HTML by heading; empty sections are omitted.
+    """
+    body = "".join(f"<h4>{escape(name)}</h4>{html}" for name, html in sections.items() if html)
+    return f"<b>{escape(title)}</b>{body}".replace(SCROLL_HINT, "")
+
+
 def render_tiles(figures: Mapping[str, object]) -> str:
     """Return the key figures as tiles."""
     tiles = (f'<div class="tile"><b>{format_value(v)}</b>{escape(k)}</div>' for k, v in figures.items())

@@ -1,7 +1,7 @@
 """Reporters of a stage's progress.
 
-Destinations: a progress bar on a terminal, plain lines in a log, events in the run's file, metrics in MLflow. Reports
-are written to standard error; standard output is reserved for results.
+Destinations: a progress bar on a terminal, an output of a notebook, plain lines in a log, events in the run's file,
+metrics in MLflow. Reports are written to standard error; standard output is reserved for results.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from components.common.runtime.relative_paths import shorten_paths
 from components.common.runtime.terminal import escape_controls
 
 
@@ -231,14 +233,106 @@ class ProgressBarReporter:
         self._print(text, style="yellow")
 
 
+class NotebookReporter:
+    """A reporter with one output of a notebook's cell, updated in place: the current step and its progress bar.
+
+    The output unfolds to the completed steps with their seconds. Messages are shown below it.
+
+    Args:
+        prefix: text at the start of the current step.
+        seconds_between: minimum time in seconds between two updates of a step's progress.
+    """
+
+    def __init__(self, prefix: str = "", seconds_between: float = 0.5) -> None:
+        self._prefix, self._seconds_between = prefix, seconds_between
+        self._completed: list[str] = []
+        self._notes: list[str] = []
+        self._name, self._bar, self._progress, self._metrics = "", "", "", ""
+        self._created = self._began = time.monotonic()
+        self._last = 0.0
+        self._resumed_at: int | None = None
+        self._handle: Any = None  # of the output; created with the first report
+
+    def step(self, name: str) -> None:
+        self._complete_step()
+        self._name, self._began = shorten_paths(escape_controls(name)), time.monotonic()
+        self._show()
+
+    def progress(self, done: int, total: int | None, unit: str) -> None:
+        self._resumed_at = done if self._resumed_at is None else self._resumed_at
+        self._bar = f'<progress value="{done}" max="{total}"></progress> ' if total else ""
+        self._progress = format_progress(done, total, unit, time.monotonic() - self._began, self._resumed_at)
+        self._show(is_urgent=False)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        self._metrics = _format_metrics(values, step)
+        self._show(is_urgent=False)
+
+    def note(self, text: str) -> None:
+        self._notes.append(shorten_paths(escape_controls(text)))
+        self._show()
+
+    def close(self) -> None:
+        """Show the number of steps and their time instead of the last step."""
+        if self._handle is None:
+            return
+        self._complete_step()
+        count = len(self._completed)
+        self._name = f"{count} step{'' if count == 1 else 's'} in {time.monotonic() - self._created:.0f} s"
+        self._show()
+
+    def _complete_step(self) -> None:
+        """Move the current step to the completed ones, with its last metrics."""
+        if self._name:
+            parts = [f"{self._name} ({time.monotonic() - self._began:.0f} s)", self._metrics]
+            self._completed.append(", ".join(filter(None, parts)))
+        self._name = self._bar = self._progress = self._metrics = ""
+        self._resumed_at = None
+
+    def _show(self, *, is_urgent: bool = True) -> None:
+        now = time.monotonic()
+        if not is_urgent and now - self._last < self._seconds_between:
+            return
+        self._last = now
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(self._render(), raw=True, display_id=True)
+        else:
+            self._handle.update(self._render(), raw=True)
+
+    def _render(self) -> dict[str, str]:
+        """Return the output as plain text and HTML, by MIME type."""
+        current = self._prefix + self._name
+        state = ", ".join(filter(None, [self._progress, self._metrics]))
+        summary = f"{escape(current)} {self._bar}{escape(state)}".rstrip()
+        steps = escape("\n".join(self._completed))
+        notes = "".join(f"<div>{escape(note)}</div>" for note in self._notes)
+        return {
+            "text/plain": "\n".join([*self._completed, *self._notes, f"{current} {state}".rstrip()]),
+            "text/html": f"<details><summary>{summary}</summary><pre>{steps}</pre></details>{notes}",
+        }
+
+
+def is_notebook() -> bool:
+    """Return whether the process is the kernel of a notebook, whose frontend shows outputs."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
 def create_console_reporter(*, quiet: bool = False, prefix: str = "") -> Reporter:
-    """Return a progress bar on a terminal, a plain text reporter elsewhere, or a silent reporter if `quiet`.
+    """Return the reporter for the place where the caller's standard error is shown.
+
+    That is a progress bar on a terminal, an output of the cell in a notebook, and plain lines elsewhere; a silent
+    reporter if `quiet`.
 
     Args:
         prefix: text at the start of every line.
     """
     if quiet:
         return SilentReporter()
+    if is_notebook():
+        return NotebookReporter(prefix)
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     return ProgressBarReporter(prefix) if is_terminal else PlainTextReporter(prefix=prefix)
 
