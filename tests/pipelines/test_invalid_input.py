@@ -1501,6 +1501,7 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "no subject is held back: …": ("input", 1),  # from here on in tests/pipelines/retraining
     "no trigger is set; …": ("usage", 2),
     "--feedback is not set": ("usage", 2),
+    "--shadow-days requires --feedback": ("usage", 2),
     "--drift: … is not a result of a drift check": ("input", 1),
     "… is damaged": ("input", 1),
     "fine_tuning.objective is …, whose rows captured traffic does not give": ("configuration", 2),
