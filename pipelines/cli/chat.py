@@ -49,10 +49,10 @@ def chat(
         str,
         typer.Argument(help="URL of an OpenAI-compatible server, folder of a packaged repository, or NAME@ALIAS."),
     ],
-    prompt: Annotated[str, typer.Option("--prompt", help="Message to answer, without a conversation.")] = "",
+    prompt: Annotated[str, typer.Option("--prompt", help="Send this message, print the answer and exit.")] = "",
     system: Annotated[str, typer.Option("--system", help="System prompt.")] = "",
     model: Annotated[
-        str, typer.Option("--model", help="Model of the server. Default: the first model in the server's list.")
+        str, typer.Option("--model", help="Model to chat with. Default: the first model that the server lists.")
     ] = "",
     key: Annotated[str, typer.Option("--key", envvar="TUNELINE_API_KEY", help="API key of the server.")] = "",
     tracking_uri: TrackingUriOption = "",

@@ -63,7 +63,7 @@ def doctor(
         if context or token_file or ca_cert:
             raise UsageError(
                 "--context, --token-file and --ca-cert require -p, which is not given",
-                hint="Give -p platform.yaml, or leave the option out.",
+                hint="Add -p platform.yaml, or omit these options.",
             )
         from pipelines.operations.machine_checks import check_machine
 

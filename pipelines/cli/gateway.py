@@ -45,7 +45,10 @@ def gateway(
         Path | None, typer.Option("--usage", help="File that keeps the keys' token counts of the day over restarts.")
     ] = None,
     metrics_socket: Annotated[
-        Path | None, typer.Option("--metrics-socket", help="Unix socket of Triton's metrics, to add to /metrics.")
+        Path | None,
+        typer.Option(
+            "--metrics-socket", help="Unix socket of Triton's metrics, which the gateway appends to /metrics."
+        ),
     ] = None,
     repository: Annotated[
         Path | None,

@@ -206,7 +206,7 @@ def init(
     lines = [
         f"wrote {customization}; run it with: tuneline run -c {customization}",
         *(data if preset else []),
-        f"wrote {platform}: a Kubeflow cluster, for tuneline compile and submit",
+        f"wrote {platform}: settings of a Kubeflow cluster for tuneline compile and submit",
     ]
     result = {"customization": str(customization), "platform": str(platform), "preset": preset or None}
     print_result(result | {"sources": sources}, as_json, lines)

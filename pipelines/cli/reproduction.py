@@ -66,7 +66,7 @@ def reproduce(
                 table = tables.build_table(["item", "recorded", "here", "effect"], rows)
                 lines = tables.render(f"This environment differs from that of {title}:", table)
             else:
-                lines = [f"This environment equals that of {title}: equal digests are expected."]
+                lines = [f"This environment matches that of {title}; identical digests are expected."]
             print_text("\n".join(lines))
 
         outcome = reproduction.reproduce(reference, request, print_plan, dry_run=dry_run)

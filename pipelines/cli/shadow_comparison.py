@@ -45,7 +45,7 @@ def compare_shadow_answers(
 def _format_comparisons(result: dict[str, Any]) -> list[str]:
     head = f"{result['shadow_answers']:,} captured shadow answers"
     if not result["comparisons"]:
-        return [f"{head}; none to an answer with a correction"]
+        return [f"{head}; no corrected answer has one"]
     columns = ("answered", "shadow", "corrected", "subjects", "difference", "interval", "evidence", "decision")
     rows = []
     for each in result["comparisons"]:

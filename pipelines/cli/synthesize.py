@@ -121,7 +121,7 @@ JudgeOption = Annotated[
     typer.Option(
         "--judge",
         metavar="URL_OR_MODEL",
-        help="Model that rates the rows from 1 to 10, as --teacher. Default: no judge.",
+        help="Model that rates the rows from 1 to 10; accepts the values of --teacher. Default: no judge.",
         rich_help_panel=JUDGE,
     ),
 ]

@@ -63,7 +63,7 @@ def format_curve(values: Sequence[float]) -> str:
 def format_history(name: str, entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the result of `tuneline registry history`: one line per move of an alias of the model `name`."""
     if not entries:
-        return [f"{name} has no recorded moves"]
+        return [f"{name} has no recorded alias moves"]
     rows = []
     for entry in entries:
         forced = f" [forced despite: {entry['forced']}]" if entry["forced"] else ""

@@ -54,10 +54,13 @@ def set_route(
         str, typer.Option("--shadow", help="MODEL=SHARE: copy this share of the requests to a model.")
     ] = "",
     can_abort: Annotated[
-        bool, typer.Option("--abort/--no-abort", help="Stop the traffic of a canary that is worse.")
+        bool,
+        typer.Option(
+            "--abort/--no-abort", help="Stop sending requests to a canary that performs worse than the first target."
+        ),
     ] = True,
     min_requests: Annotated[
-        int, typer.Option("--min-requests", help="Requests that a canary answers before an abort.")
+        int, typer.Option("--min-requests", help="Minimum number of canary requests before an abort.")
     ] = 50,
     max_slowdown: Annotated[
         float, typer.Option("--max-slowdown", help="Tolerated ratio to the latency of the first target.")

@@ -16,8 +16,8 @@ WORDS_SHOW = (
     "Orange: the answer is more likely without it."
 )
 WORDS_LIMITS = (
-    "Not shown: {unit}s that replace each other (each scores low alone), {unit}s that act only together, and the effect of "
-    "the system prompt and the template. A prompt without a {unit} may be ungrammatical, which the model has rarely seen."
+    "Not shown: redundant {unit}s (each scores low alone), {unit}s that act only together, and the effect of "
+    "the system prompt and the template. Without a {unit}, the prompt may be ungrammatical; the model has rarely seen such prompts."
 )
 DELETION = (
     "Loss of the answer's log-probability in nats. A good ranking loses much when its top {unit}s are removed, and little "

@@ -173,8 +173,8 @@ def _render_metrics(comparison: Json) -> str:
         return html_report.render_paragraph("No run has an evaluation.", "soft")
     names = [run["run"] for run in comparison["runs"]]
     note = (
-        "Columns of each run: its candidate's value; the 95% interval of candidate − base; the difference to the first "
-        "run's candidate with its 95% interval, by paired bootstrap over equal items. The intervals are not corrected "
+        "Columns of each run: its candidate's value; the 95% interval of candidate − base; the difference from the "
+        "first run's candidate with its 95% interval, by paired bootstrap over the items of both. The intervals are not corrected "
         "for the number of runs and metrics."
     )
     table = html_report.render_table(*build_metric_table(comparison))
