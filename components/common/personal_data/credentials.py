@@ -69,9 +69,10 @@ JWT = re.compile(r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+){
 LABEL = r"(?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?"
 KEY_RUN = r"[A-Za-z0-9+/=]{16,}+"
 BREAK = r"(?:\s|\\[nrt]|[\"'+,>#*|])"  # between the lines of a key; the key may be in a string literal or a quotation
-KEY = re.compile(rf"-----BEGIN {LABEL}-----(?P<body>(?:[^-]|-(?!----))*+)(?P<end>-----END {LABEL}-----)?")
-HEADERS = re.compile(rf"{BREAK}*+(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset):[^\n\\]*+{BREAK}*+)*+")
-RUNS = re.compile(rf"(?:{BREAK}*+{KEY_RUN})++(?:{BREAK}++[A-Za-z0-9+/]{{0,15}}={{1,2}})?")
+# (?>...) and not a possessive group, see CARD_RUN in detectors.py.
+KEY = re.compile(rf"-----BEGIN {LABEL}-----(?P<body>(?>(?:[^-]++|-(?!----))*))(?P<end>-----END {LABEL}-----)?")
+HEADERS = re.compile(rf"(?>{BREAK}*)(?>(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset):[^\n\\]*+(?>{BREAK}*))*)")
+RUNS = re.compile(rf"(?>(?:(?>{BREAK}*){KEY_RUN})+)(?:(?>{BREAK}+)[A-Za-z0-9+/]{{0,15}}={{1,2}})?")
 TAIL = re.compile(rf"-----END {LABEL}-----")
 TOKEN = re.compile(KEY_RUN)
 TAIL_WINDOW = 20_000  # characters; a 16,384-bit RSA key has about 12,700
