@@ -71,7 +71,9 @@ def erase(
     earlier = tombstones.read_tombstones(settings.folder).get(digest)
     tombstone = Tombstone(subject=digest, requested=int(time.time()), requested_by=requested_by)
     if earlier:
-        tombstone = tombstone.model_copy(update=earlier.model_dump(include={"rows", "files", "feedback", "exported"}))
+        tombstone = tombstone.model_copy(
+            update=earlier.model_dump(include={"rows", "files", "feedback", "exported", "corrected"})
+        )
     traffic_files.make_folder(settings.folder / traffic_files.TOMBSTONES, settings.folder, settings.group_id)
     tombstones.write_tombstone(settings.folder, tombstone)
     days = traffic_files.list_days(settings.folder)
@@ -87,17 +89,18 @@ def erase(
     def is_author(line: Mapping[str, Any]) -> bool:
         return line.get("author") in authors or (is_key and line.get("key") == subject)
 
-    corrected: set[str] = set()
+    corrected = set(tombstone.corrected)
 
     def note_correction(line: Mapping[str, Any]) -> bool:
         if is_author(line):
             corrected.add(line["id"])
         return False
 
-    # Exported rows first, because of the subject's corrections of other answers; then the feedback: an interrupted call
-    # would not find the ids again.
     for erase_lines in feedback:
         result.feedback += erase_lines(note_correction)  # erases damaged lines only
+    # Before the feedback is erased: a repeated call would not find the ids again.
+    tombstone.corrected = sorted(corrected)
+    tombstones.write_tombstone(settings.folder, tombstone)
     _erase_exported_rows(settings, digest, corrected, result)
     for erase_lines in feedback:
         result.feedback += erase_lines(lambda line: line.get("id") in ids or is_author(line))
@@ -107,7 +110,8 @@ def erase(
     tombstone.files += result.files
     tombstone.feedback += result.feedback
     tombstone.exported += result.exported
-    tombstone.finished = int(time.time()) if result.is_complete else None
+    if result.is_complete:
+        tombstone.finished, tombstone.corrected = int(time.time()), []
     tombstones.write_tombstone(settings.folder, tombstone)
     return result
 
@@ -118,8 +122,9 @@ def _erase_exported_rows(settings: CaptureSettings, digest: str, corrected: Coll
     def should_erase(line: bytes) -> bool:
         row = _parse(line)
         is_found = digest.encode() in line or (row is not None and row.get("id") in corrected)
-        model = row["meta"]["model_version"].rpartition(":")[0] if is_found and row else ""
-        return is_found and model not in result.held
+        meta = row.get("meta") if row else None
+        version = meta.get("model_version") if isinstance(meta, dict) else None
+        return is_found and str(version).rpartition(":")[0] not in result.held
 
     erased = exported_rows.erase_rows(settings, should_erase)
     result.exported = erased.rows

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,27 @@ FILENAMES = {
 def recorded(settings: CaptureSettings, folder: Path) -> Iterator[None]:
     """Record a folder before rows are written to it or to a draft beside it. Call it under the lock of the traffic.
 
-    The record is removed at the end if the folder does not exist, and remains if the process is killed.
+    The record is removed at the end unless the folder was made, and remains if the process is killed.
     """
     path = folder.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    existed = path.exists()
     record = settings.folder / RECORDS / f"{hashing.digest(str(path))[:32]}.json"
     traffic_files.make_folder(record.parent, settings.folder, settings.group_id)
-    artifact_folder.write_atomically(record, json.dumps({"folder": str(path)}) + "\n")
+    was_recorded = record.exists()
+    content = {"folder": str(path), "parent": _identify(path.parent)}
+    artifact_folder.write_atomically(record, json.dumps(content) + "\n")
     try:
         yield
     finally:
-        if not path.exists():
+        if not path.exists() or (existed and not was_recorded):
             record.unlink(missing_ok=True)
+
+
+def _identify(folder: Path) -> list[int]:
+    """Return device and inode, by which an empty mount point differs from the folder that was mounted there."""
+    status = folder.stat()
+    return [status.st_dev, status.st_ino]
 
 
 @dataclass
@@ -61,28 +72,40 @@ def erase_rows(settings: CaptureSettings, should_erase: Callable[[bytes], bool])
     """
     result = ExportErasure()
     for record in sorted((settings.folder / RECORDS).glob("*.json")):
-        folder = Path(json.loads(filesystem.read_text(record))["folder"])
-        if not folder.parent.exists():  # moved, or on a disk that is not mounted here
-            result.not_searched.append(f"the export {folder} is not here; mount its disk, or delete {record}")
-            continue
-        prefix = f".{folder.name}"
-        job_folders.remove_abandoned_folders(folder.parent, prefix)
-        drafts = sorted(folder.parent.glob(f"{prefix}.*.*.*"))  # of a process killed on another machine
-        result.not_searched += [
-            f"{draft} may belong to a running export; repeat the command in an hour" for draft in drafts
-        ]
-        if folder.exists():
-            _erase_from_folder(folder, should_erase, result)
-        elif not drafts:
-            record.unlink(missing_ok=True)
+        try:
+            _erase_from_recorded(record, should_erase, result)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            result.not_searched.append(
+                f"the export of {record} cannot be searched ({reason}); allow it, or delete both"
+            )
     return result
+
+
+def _erase_from_recorded(record: Path, should_erase: Callable[[bytes], bool], result: ExportErasure) -> None:
+    content = json.loads(filesystem.read_text(record))
+    folder = Path(content["folder"])
+    is_parent_known = folder.parent.exists() and _identify(folder.parent) == content.get("parent")
+    if not folder.exists() and not is_parent_known:  # moved, or on a disk that is not mounted here
+        result.not_searched.append(f"the export {folder} is not here; mount its disk, or delete {record}")
+        return
+    prefix = f".{folder.name}"
+    job_folders.remove_abandoned_folders(folder.parent, prefix)
+    drafts = sorted(folder.parent.glob(f"{prefix}.*.*.*"))  # of a process killed on another machine
+    result.not_searched += [
+        f"{draft} may belong to a running export; repeat the command in an hour" for draft in drafts
+    ]
+    if folder.exists():
+        _erase_from_folder(folder, should_erase, result)
+    elif not drafts:
+        record.unlink(missing_ok=True)
 
 
 def _erase_from_folder(folder: Path, should_erase: Callable[[bytes], bool], result: ExportErasure) -> None:
     for temporary in folder.glob(".*.json*.*"):  # of an interrupted call
         temporary.unlink()
     kept: dict[Path, list[bytes]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in (folder / name for name in FILENAMES.values() if (folder / name).exists()):
         lines = path.read_bytes().splitlines(keepends=True)
         rest = [line for line in lines if not should_erase(line)]
         if len(rest) < len(lines):
@@ -114,7 +137,10 @@ def _describe(content: Mapping[str, Any], kept: Mapping[Path, list[bytes]]) -> d
 
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
     def write(temporary: Path) -> None:
-        temporary.chmod(path.stat().st_mode & 0o777)
+        status = path.stat()
+        temporary.chmod(status.st_mode & 0o777)
+        with suppress(PermissionError):
+            os.chown(temporary, status.st_uid, status.st_gid)  # the exporting user's, also if root erases
         with temporary.open("wb") as file:
             file.writelines(lines)
 

@@ -27,6 +27,8 @@ class Tombstone(BaseModel):
         files: number of files that contained them.
         feedback: number of erased lines of feedback.
         exported: number of rows erased from exported files.
+        corrected: ids of the answers that the subject has corrected, until the erasure is complete. The feedback is
+            erased before, and a repeated erasure searches the exported rows again.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -39,6 +41,7 @@ class Tombstone(BaseModel):
     files: int = 0
     feedback: int = 0
     exported: int = 0
+    corrected: list[str] = []
 
 
 def read_tombstones(folder: Path) -> dict[str, Tombstone]:

@@ -108,8 +108,6 @@ def retrain(
         )
     if not dry_run and not feedback and not include_unrated:
         raise UsageError("--feedback is not set", hint="Add the gateway's feedback file, or --unrated.")
-    if shadow_days and not dry_run and not feedback:
-        raise UsageError("--shadow-days requires --feedback", hint="Add the gateway's feedback file: --feedback FILE.")
     customization, now = load_config(config, sets), traffic_files.now()
     traffic_export.check_objective(customization)
     settings = load_launcher(platform, launcher)
@@ -118,6 +116,9 @@ def retrain(
         if not path.exists():
             raise InputError(f"{path} does not exist", hint="Correct the path.")
     state = retraining.load_state(folder)
+    is_shadow = shadow_days or (state.unfinished or {}).get("shadow")
+    if is_shadow and not dry_run and not feedback:
+        raise UsageError("--shadow-days requires --feedback", hint="Add the gateway's feedback file: --feedback FILE.")
     lines = read_latest_feedback(feedback).values()
     check = check_triggers(TriggerOptions(drift, min_feedback, every_days), lines, state.last, now)
     if dry_run or not (check.reasons or state.unfinished):

@@ -9,6 +9,7 @@ The state is one file. Each step is recorded when it has finished, so that an in
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -188,11 +189,13 @@ def compare_answers(evaluation: Path, held_back: Path, max_loss: float) -> Compa
     import pyarrow.parquet as parquet
 
     rows = parquet.read_table(evaluation / "predictions.parquet", filters=[("task", "=", TASK)]).to_pylist()
-    lines = held_back.read_text(encoding="utf-8").splitlines()
+    lines = held_back.read_text(encoding="utf-8").splitlines() if held_back.exists() else []
     groups = {row["id"]: row[traffic_export.GROUP] for row in map(json.loads, lines)}
     other = "incumbent_scores" if rows and rows[0].get("incumbent_scores") else "base_scores"
     by_group: dict[str, list[float]] = defaultdict(list)
     for row in rows:
+        if row["id"] not in groups:
+            raise InputError(f"rows were erased from {held_back} meanwhile", hint="Run the same command again.")
         candidate, champion = (json.loads(row[name])[METRIC] for name in ("candidate_scores", other))
         by_group[groups[row["id"]]].append((candidate - champion) / METRIC_MAXIMUM)
     differences = [fmean(values) for _, values in sorted(by_group.items())]
@@ -241,6 +244,7 @@ def decide(
                 "since": now.isoformat(timespec="seconds"),
                 "until": until.isoformat(timespec="seconds"),
                 "max_loss": max_loss,
+                "salt": secrets.token_hex(16),
                 "pairs": [],
                 "comparison": None,
             }
@@ -252,6 +256,8 @@ def decide(
         _tag(cycle, customization, {"retraining": f"{'; '.join(cycle['reasons'])}. {SHADOW}: {cycle['reason']}"})
         return
     decision, reason = outcome
+    if shadow := cycle.get("shadow"):  # from now on, the pairs belong to nobody
+        shadow.update(salt=None, pairs=[{"difference": pair["difference"]} for pair in shadow["pairs"]])
     cycle["mlflow_run_id"] = _log_to_mlflow(cycle, decision, reason)
     text = f"{'; '.join(cycle['reasons'])}. {decision}: {reason}"
     _tag(cycle, customization, {"retraining": text, "retraining_run_id": cycle["mlflow_run_id"]})
@@ -285,7 +291,8 @@ def _decide_by_shadow(
     ]
     known = {each["subject"] for each in shadow["pairs"]}
     for group, pair in shadow_pairs.select_first_of_group(fresh).items():
-        subject = hashing.digest(["shadow pair", group])  # not the subject's hash, which an erasure removes
+        # Not the subject's hash, which an erasure removes from all files.
+        subject = hashing.digest([shadow["salt"], group])
         if subject not in known:
             shadow["pairs"].append({"subject": subject, "difference": pair.difference})
     test = "undecided"

@@ -206,6 +206,33 @@ def test_export_that_is_held_missing_or_unfinished_is_reported(tmp_path: Path) -
     assert len(list((settings.folder / exported_rows.RECORDS).iterdir())) == 2, "the deleted export is forgotten"
 
 
+def test_erasure_is_repeated_for_an_export_whose_disk_was_not_mounted(tmp_path: Path) -> None:
+    """The first call erases the feedback, without which only the tombstone links the exported correction to Jane."""
+    settings = traffic.load(tmp_path)
+    traffic.write_sealed(settings, traffic.DAY, [traffic.build_row(n, f"subject {n}") for n in range(3)])
+    line = {"id": "chatcmpl-1", "author": settings.hash_subject("jane"), "correction": "Jane's words"}
+    (tmp_path / "feedback.jsonl").write_text(json.dumps(line) + "\n")
+    options = traffic_export.ExportOptions(include_unrated=True)
+    traffic_export.export(settings, {"chatcmpl-1": line}, tmp_path / "disk" / "rows", options)
+    traffic_export.export(settings, {"chatcmpl-1": line}, tmp_path / "other" / "rows", options)
+    (tmp_path / "other" / "rows" / "notes.jsonl").write_text('{"id": "chatcmpl-1"}\n')  # not an exported file
+    damaged = settings.folder / exported_rows.RECORDS / "damaged.json"
+    damaged.write_text("{")
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    (tmp_path / "disk").mkdir()
+    erasers = [lambda should: erase_feedback(tmp_path / "feedback.jsonl", should)]
+    result = erasure.erase(settings, "jane", "dpo", erasers, seal_seconds=0)
+    assert (result.exported, result.feedback, len(result.not_searched)) == (2, 1, 2)
+    assert b"Jane's" in traffic.read_stored_bytes(tmp_path / "unmounted")
+    damaged.unlink()
+    (tmp_path / "disk").rmdir()
+    (tmp_path / "unmounted").rename(tmp_path / "disk")
+    result = erasure.erase(settings, "jane", "dpo", erasers, seal_seconds=0)
+    assert (result.exported, result.is_complete) == (2, True)
+    assert b"Jane's" not in traffic.read_stored_bytes(tmp_path)
+    assert (tmp_path / "other" / "rows" / "notes.jsonl").exists()
+
+
 def test_row_that_arrives_after_an_erasure_is_dropped_by_compaction_and_not_read_for_training(tmp_path: Path) -> None:
     settings = traffic.load(tmp_path)
     fill(settings)
