@@ -36,7 +36,7 @@ QUESTIONS_PER_DAY = 50  # the smallest window of the drift check
 LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, SHADOW_DAY, LAST_DAY = 4, 5, 7, 9, 10, 12
 CLIENTS, SHADOW_CLIENTS, ANSWER_TOKENS, TIMEOUT_SECONDS = 16, 4, 16, 300
 HELD_BACK = 0.2
-MIXING_WEIGHTS = "{traffic: 0.67, team: 0.3, refusals: 0.03}"  # at 0.15 refusals, it refuses harmless requests too
+MIXING_WEIGHTS = "{traffic: 0.67, team: 0.26, refusals: 0.07}"  # at 0.15 refusals, it refuses harmless requests too
 LEARNING_RATE = "4.0e-4"  # at 3e-4, no answer has the form of the corrections
 ROUTES = """routes:
   tuneline:
@@ -274,6 +274,9 @@ def retrain(flywheel: Flywheel) -> Json:
 def serve_shadow(flywheel: Flywheel) -> Json:
     """Serve a day with the candidate as shadow of the champion; editors correct the champion's answers."""
     visits = plan_visits(flywheel, SHADOW_DAY, SHADOW_DAY)
+    # The shadow period begins when the candidate is trained, which an interruption can delay beyond the simulated day.
+    delay = datetime.fromisoformat(flywheel.results["retrain"]["shadow"]["since"]) - visits[0].time
+    times = [visit.time + max(delay, timedelta()) + timedelta(seconds=1) for visit in visits]
     shutil.rmtree(flywheel.folder / "captured", ignore_errors=True)
     options = ["--watch", "--canary-alias", "candidate", "--routes", "routes.yaml"]
     with deployed_champion(flywheel, *options) as server:
@@ -287,7 +290,7 @@ def serve_shadow(flywheel: Flywheel) -> Json:
             lambda: sum(map(float, pattern.findall(request(metrics)))) >= len(ids),
             "the shadow did not answer all copies",
         )
-    rows = move_to_days(flywheel.folder, {key: visit.time for key, visit in zip(ids, visits, strict=True)})
+    rows = move_to_days(flywheel.folder, dict(zip(ids, times, strict=True)))
     return {"version": server["version"], "answers": len(ids), "captured": rows, "ids": ids}
 
 
@@ -307,7 +310,7 @@ def read_shown_answers(flywheel: Flywheel) -> list[Json]:
     visits = plan_visits(flywheel, SHADOW_DAY, SHADOW_DAY)
     by_id = dict(zip(flywheel.results["serve_shadow"]["ids"], visits, strict=True))
     answers: dict[str, Json] = {key: {} for key in list(by_id)[:SHOWN_ANSWERS]}
-    for path in (flywheel.folder / "traffic").glob(f"*/{flywheel.get_day(SHADOW_DAY)}/*/*.jsonl"):
+    for path in (flywheel.folder / "traffic").glob("*/*/*/*.jsonl"):
         for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             shadowed = row["tuneline"].get("shadow_of")
             key = shadowed or row["response"]["id"]
