@@ -119,9 +119,9 @@ def test_packages_missing_on_one_side_are_reported() -> None:
 
 
 def test_stages_with_different_python_versions_are_reported_separately() -> None:
-    assert compare(build_record("data_curation", python="3.11.1"), build_record(python="3.11.2")) == [
-        ("Python", "3.11.1", platform.python_version(), "may change the dataset"),
-        ("Python", "3.11.2", platform.python_version(), "may change the model"),
+    assert compare(build_record("data_curation", python="3.10.1"), build_record(python="3.10.2")) == [
+        ("Python", "3.10.1", platform.python_version(), "may change the dataset"),
+        ("Python", "3.10.2", platform.python_version(), "may change the model"),
     ]
 
 
