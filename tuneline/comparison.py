@@ -27,7 +27,7 @@ class Comparison:
 
     @property
     def metrics(self) -> dict[str, dict[str, list[dict[str, Any] | None]]]:
-        """For each task and metric, a list with the scores and the `difference` to the first run, one entry per run."""
+        """For each task and metric, a list with the scores and the `difference` from the first run, one entry per run."""
         return dict(self.values["metrics"])
 
     @property

@@ -75,10 +75,8 @@ def erase_rows(settings: CaptureSettings, should_erase: Callable[[bytes], bool])
         try:
             _erase_from_recorded(record, should_erase, result)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            result.not_searched.append(
-                f"the export of {record} cannot be searched ({reason}); allow it, or delete both"
-            )
+            text = f"the export recorded in {record} cannot be searched: {type(error).__name__}: {error}"
+            result.not_searched.append(f"{text}; grant access, or delete the export and the record")
     return result
 
 

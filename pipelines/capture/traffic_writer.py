@@ -68,8 +68,8 @@ class TrafficWriter:
         self._thread = threading.Thread(target=self._run, daemon=True, name="capture")
         self._thread.start()
 
-    def submit(self, model: str, size: int, build: Callable[[], Row], *, label: str = "") -> None:
-        """Queue a row, or drop it if the queue is full.
+    def submit(self, model: str, size: int, build: Callable[[], Row], *, label: str = "") -> bool:
+        """Queue a row, or drop it if the queue is full. Return whether it was queued.
 
         Args:
             model: name of the model that answered the client.
@@ -88,6 +88,8 @@ class TrafficWriter:
         else:
             self._submitted_bytes += size
             self._queue.append(_Waiting(model, label, size, build))
+            return True
+        return False
 
     def close(self) -> None:
         """Write the queued rows, and seal the files."""

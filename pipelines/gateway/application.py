@@ -237,13 +237,13 @@ def finish_answer(gateway: Gateway, log: RequestLog) -> None:
     """Release the slot and the limits of a request after its generation has ended, and log it."""
     gateway.keys.release(log.key, log.measures.total_prompt_tokens + log.measures.total_completion_tokens)
     gateway.metrics.running.dec()
-    capture: partial[None] | None = None
+    capture_shadow: partial[bool] | None = None
     if gateway.capture is not None and log.captured is not None and log.completion is not None:
-        capture = partial(gateway.capture.submit, log.captured)
-        capture(log.completion, log.status, time.perf_counter() - log.began, log.measures.first_seconds)
+        capture, seconds = partial(gateway.capture.submit, log.captured), time.perf_counter() - log.began
+        if capture(log.completion, log.status, seconds, log.measures.first_seconds):
+            capture_shadow = partial(capture, shadowed=log.completion)
     if log.routed is not None:
-        shadow = partial(capture, shadowed=log.completion) if capture else None
-        gateway.traffic.finish(log.routed, log.status, shadow)
+        gateway.traffic.finish(log.routed, log.status, capture_shadow)
     log.finish(gateway.metrics)
 
 

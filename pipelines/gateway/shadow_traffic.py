@@ -21,7 +21,7 @@ RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 EQUAL, DIFFERENT, FAILED, DROPPED = "equal", "different", "failed", "dropped"
 
 # Captures a shadow answer, with its HTTP status, duration in seconds, and seconds to the first token.
-CaptureAnswer = Callable[[Completion, int, float, float | None], None]
+CaptureAnswer = Callable[[Completion, int, float, float | None], bool]
 
 logger = logging.getLogger("tuneline.gateway")
 

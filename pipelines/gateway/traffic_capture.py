@@ -100,8 +100,10 @@ class TrafficCapture:
         first: float | None,
         *,
         shadowed: Completion | None = None,
-    ) -> None:
-        """Queue the row of an answered request; the text of an aborted answer is the text so far.
+    ) -> bool:
+        """Queue the row of an answered request, and return whether it was queued.
+
+        The text of an aborted answer is the text so far.
 
         Args:
             request: the selected request.
@@ -113,7 +115,7 @@ class TrafficCapture:
                 which has the request; a failed shadow answer is captured without a token too.
         """
         if first is None and shadowed is None:
-            return
+            return False
         model = (shadowed or completion).model.client_name
 
         def build() -> Row:
@@ -142,7 +144,7 @@ class TrafficCapture:
                 shadow_of=shadowed.id if shadowed else "",
             )
 
-        self._writer.submit(model, request.size, build, label=completion.model.client_name)
+        return self._writer.submit(model, request.size, build, label=completion.model.client_name)
 
     def hash_author(self, author: str) -> str:
         """Return the keyed hash of the author of feedback, or the author if no key is configured."""

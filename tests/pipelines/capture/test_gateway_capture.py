@@ -102,6 +102,31 @@ def test_shadow_answers_are_stored_with_the_rows_of_their_requests(tmp_path: Pat
     assert len(row_selection.list_newest(settings, RowFilter(), {}, 9)) == 2
 
 
+def test_shadow_answer_is_not_stored_if_the_row_of_its_request_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, routes, models = traffic.load(tmp_path), tmp_path / "routes.yaml", FakeModels()
+    set_route(routes, "echo", {"targets": [{"model": "echo"}], "shadow": {"model": "other", "share": 1}})
+    submit, calls = traffic_writer.TrafficWriter.submit, []
+
+    def drop_first(self: traffic_writer.TrafficWriter, *arguments: Any, **options: Any) -> bool:
+        calls.append(arguments)
+        return len(calls) > 1 and submit(self, *arguments, **options)
+
+    monkeypatch.setattr(traffic_writer.TrafficWriter, "submit", drop_first)
+    with running_gateway(models, capture=settings, routes=routes) as url:
+        for text in ("dropped", "stored"):
+            ask(url, text)
+        deadline = time.monotonic() + 10
+        while len(calls) < 3 or models.finished < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(0.05)  # a row of the dropped request's shadow would be queued by now
+        assert len(calls) == 3
+    rows = traffic.read_rows(settings)
+    assert [is_shadow(row) for row in rows] in ([False, True], [True, False])
+
+
 def test_copies_of_requests_without_consent_are_not_stored(tmp_path: Path) -> None:
     settings = traffic.load(tmp_path, consent={"policy": "required"})
     routes = tmp_path / "routes.yaml"

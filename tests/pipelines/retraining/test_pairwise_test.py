@@ -57,12 +57,20 @@ def test_z_test_after_each_pair_decides_wrongly_much_more_often() -> None:
 
 @pytest.mark.parametrize(("share", "found", "median"), [(0.55, 0.2, None), (0.6, 0.9, 220), (0.7, 0.99, 60)])
 def test_power_of_500_pairs(share: float, found: float, median: int | None) -> None:
-    """The figures of docs/how-to/retraining.md: share of the runs that decide, and the median number of pairs."""
+    """The figures of docs/explanation/statistics.md: share of the runs that decide, and the median number of pairs."""
     hits = compute_log_evidence(draw_preferences(np.random.default_rng(2), share)) >= -np.log(ALPHA)
     decided = hits.any(axis=1)
     assert decided.mean() >= found
     if median is not None:
         assert np.median(hits[decided].argmax(axis=1) + 1) <= median
+
+
+def test_equal_model_with_other_mistakes_passes_if_only_mistakes_are_corrected() -> None:
+    """The exception of docs/explanation/statistics.md: the pairs are requests that the champion answered wrongly."""
+    generator = np.random.default_rng(1)
+    is_wrong = generator.random((200, 2, 1000)) < 0.2  # runs × models × requests
+    runs = [1.0 - candidate[champion] for champion, candidate in is_wrong]
+    assert [compare(list(differences)).decision for differences in runs] == ["better"] * 200
 
 
 def test_evidence_of_preferences_equals_that_of_the_canary() -> None:
