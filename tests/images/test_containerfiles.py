@@ -38,7 +38,7 @@ UNUSED_PACKAGES = {
 DATABASE_PACKAGES = {  # of the extra `databases`, which an image contains only if its site reads databases
     *("adbc_driver_bigquery", "adbc_driver_postgresql", "adbc_driver_snowflake", "deltalake", "duckdb", "pyiceberg"),
 }
-OPTIONAL_PACKAGES = {"presidio_analyzer", "liger_kernel", "vllm", "ray", *DATABASE_PACKAGES}
+OPTIONAL_PACKAGES = {"presidio_analyzer", "liger_kernel", "vllm", "ray", "IPython", *DATABASE_PACKAGES}
 each_file = pytest.mark.parametrize("file", CONTAINERFILES, ids=lambda file: file.name.partition(".")[0])
 
 
