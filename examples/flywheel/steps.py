@@ -36,7 +36,7 @@ QUESTIONS_PER_DAY = 50  # the smallest window of the drift check
 LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, SHADOW_DAY, LAST_DAY = 4, 5, 7, 9, 10, 12
 CLIENTS, SHADOW_CLIENTS, ANSWER_TOKENS, TIMEOUT_SECONDS = 16, 4, 16, 300
 HELD_BACK = 0.2
-MIXING_WEIGHTS = "{traffic: 0.67, team: 0.26, refusals: 0.07}"  # at 0.15 refusals, it refuses harmless requests too
+MIXING_WEIGHTS = "{traffic: 0.62, team: 0.24, safety: 0.14}"
 LEARNING_RATE = "4.0e-4"  # at 3e-4, no answer has the form of the corrections
 ROUTES = """routes:
   tuneline:
@@ -203,7 +203,7 @@ def prepare(flywheel: Flywheel) -> Json:
     (folder / "subject.key").write_text(secrets.token_hex(32), encoding="utf-8")
     (folder / "subject.key").chmod(0o600)
     (folder / "routes.yaml").write_text(ROUTES, encoding="utf-8")
-    for name in ("customization.yaml", "capture.yaml", "refusals.jsonl"):
+    for name in ("customization.yaml", "capture.yaml", "safety.jsonl"):
         shutil.copy(Path(__file__).with_name(name), folder)
     settings = (folder / "capture.yaml").read_text(encoding="utf-8")
     (folder / "gateway-capture.yaml").write_text(settings.replace("folder: traffic", "folder: captured"))
