@@ -26,7 +26,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to end
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
 
-flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, find drift, and train the next version on corrections (its gate is not passed yet)
+flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, find drift, and train, shadow and promote the next version on corrections (30 minutes)
 	@$(BIN)/python -P -m examples.flywheel --folder $(WORKDIR)/flywheel $(ARGS)
 
 # Most tests wait for child processes and servers: one worker more than there are cores, four at most.

@@ -2,8 +2,7 @@
 
     python -m examples.flywheel [--folder DIR] [--port N] [--json]
 
-An interrupted run resumes with the step that was not finished. The steps up to the corrections were run with the demo
-model. No run has reached the promotion of the next version yet: its recipe still has to satisfy the gate.
+An interrupted run resumes with the step that was not finished.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from components.common.reporting import html_report
-from examples.flywheel.steps import LAST_CLEAN_DAY, MODEL_NAME, SHADOW_DAY
+from examples.flywheel.steps import ANSWER_TOKENS, LAST_CLEAN_DAY, MODEL_NAME, SHADOW_DAY
 
 Json = dict[str, Any]
 MAX_ANSWER_CHARACTERS = 400
@@ -92,7 +92,8 @@ def render(steps: Mapping[str, Json]) -> str:
         "Duration": html_report.plot_bars(seconds, x="seconds", caption="Duration of each step on this machine."),
         "Simulated parts": html_report.render_paragraph(
             "Users, editors and days are simulated. The gateway captured with the clock of this machine; the rows were "
-            "then copied to the simulated days. A model of this size learns the form of the corrections, few facts."
+            "then copied to the simulated days. A model of this size learns the form of the corrections, few facts. "
+            f"Answers are cut after {ANSWER_TOKENS} tokens."
         ),
     }
     return html_report.render_page("The flywheel", f"{MODEL_NAME}, {versions[0]} to {versions[1]}", sections)

@@ -233,8 +233,8 @@ def find_drift(flywheel: Flywheel) -> Json:
 
 def check_drift(flywheel: Flywheel, name: str, days: str) -> Json:
     """Run the drift check, and keep its output as NAME.json."""
-    options = ["--capture", "capture.yaml", "--reference-days", days, "--window", "day", "-o", f"{name}-report"]
-    result = run_command(flywheel, "traffic", "drift", *options, "--workdir", "work")
+    options = ["--reference-days", days, "--window", QUESTIONS_PER_DAY, "-o", f"{name}-report", "--workdir", "work"]
+    result = run_command(flywheel, "traffic", "drift", "--capture", "capture.yaml", *options)
     (flywheel.folder / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
     return result
 
