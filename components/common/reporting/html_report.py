@@ -71,7 +71,7 @@ def render_fragment(title: str, sections: Mapping[str, str]) -> str:
 
 def render_tiles(figures: Mapping[str, object]) -> str:
     """Return the key figures as tiles."""
-    tiles = (f'<div class="tile"><b>{format_value(v)}</b>{escape(k)}</div>' for k, v in figures.items())
+    tiles = (f'<div class="tile"><b>{format_value(v)}</b> {escape(k)}</div>' for k, v in figures.items())
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
