@@ -74,7 +74,7 @@ stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved d
 stress-synthesis: $(VENV)/.ready ## Kill a synthesis at 20 random moments, compare its estimated time, and tune the embedded model on its rows (10 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/pipelines/synthesis $(ARGS)
 
-stress-flywheel: $(VENV)/.ready ## Kill examples/flywheel while it serves, and resume it (30 minutes)
+stress-flywheel: $(VENV)/.ready ## Kill examples/flywheel while it serves, and resume it; execute a notebook that customizes a model (45 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/examples $(ARGS)
 
 bench-curation: $(VENV)/.ready ## Compare data curation with its peers; curate a million rows (1 hour); writes docs/reference/benchmarks-curation.md

@@ -117,6 +117,14 @@ def test_notebook_has_one_output_with_the_current_step(
     assert capsys.readouterr() == ("", "")
 
 
+def test_notebook_shows_the_time_of_a_call_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = Notebook(monkeypatch)
+    reporter = reporters.create_console_reporter(prefix="serve: ")
+    reporter.note("loaded")
+    reporters.close_reporter(reporter)
+    assert "<summary>serve: 0 s</summary>" in notebook.outputs[-1]["text/html"]
+
+
 def test_progress_in_a_notebook_is_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = Notebook(monkeypatch)
     reporter = reporters.create_console_reporter()

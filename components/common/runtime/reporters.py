@@ -273,12 +273,13 @@ class NotebookReporter:
         self._show()
 
     def close(self) -> None:
-        """Show the number of steps and their time instead of the last step."""
+        """Show the number of steps, if any, and their time instead of the last step."""
         if self._handle is None:
             return
         self._complete_step()
         count = len(self._completed)
-        self._name = f"{count} step{'' if count == 1 else 's'} in {time.monotonic() - self._created:.0f} s"
+        steps = f"{count} step{'' if count == 1 else 's'} in " if count else ""
+        self._name = f"{steps}{time.monotonic() - self._created:.0f} s"
         self._show()
 
     def _complete_step(self) -> None:
