@@ -99,6 +99,7 @@ def run_gateway(
             await asyncio.wait([serving], timeout=SAVE_SECONDS)
             await asyncio.to_thread(gateway.keys.save_usage)  # not per request: a file may be slow to write
         await serving
+        await gateway.traffic.close()
         if gateway.capture is not None:
             await asyncio.to_thread(gateway.capture.close)
         await gateway.triton.close()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter as Tally
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -17,6 +18,7 @@ from pipelines.gateway.telemetry import AnswerMeasures
 from pipelines.gateway.triton_models import ServedModel, TritonModels
 
 QUEUE_LENGTH, CONCURRENCY = 32, 2
+CLOSE_SECONDS = 5.0  # for the waiting copies at the end
 RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 EQUAL, DIFFERENT, FAILED, DROPPED = "equal", "different", "failed", "dropped"
 
@@ -89,30 +91,50 @@ class ShadowTraffic:
         """Count a copy that is not sent."""
         self._count(route, model, DROPPED)
 
+    async def close(self) -> None:
+        """Answer the waiting copies, so that their answers are captured; after CLOSE_SECONDS, drop them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._queue.join()
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        while not self._queue.empty():
+            copy = self._queue.get_nowait()
+            self.drop(copy.route, copy.model)
+
     async def _work(self) -> None:
         while True:
             copy = await self._queue.get()
-            began, measures, status = time.perf_counter(), AnswerMeasures(), 200
-            shadow = Completion(self.triton, copy.model, copy.answered.call, copy.answered.form, measures)
             try:
-                async with asyncio.timeout(self.seconds):
-                    await shadow.answer()
-            except Exception as error:  # no failure of a copy may end the worker
-                if not isinstance(error, RequestError | TimeoutError):
-                    logger.error("shadow_failed", exc_info=error)
-                self._count(copy.route, copy.model, FAILED)
-                status = error.status if isinstance(error, RequestError) else 500
-            seconds = time.perf_counter() - began
-            if copy.capture:
-                copy.capture(shadow, status, seconds, measures.first_seconds)
-            if status != 200:
-                continue
-            labels = (copy.route, copy.model.client_name, copy.model.version)
-            texts = [[choice.text for choice in each.choices] for each in (copy.answered, shadow)]
-            self._count(copy.route, copy.model, EQUAL if texts[0] == texts[1] else DIFFERENT)
-            lengths = [sum(map(len, each)) for each in texts]
-            self._length.labels(*labels).observe(lengths[1] / max(1, lengths[0]))
-            self._duration.labels(*labels).observe(seconds / max(1e-6, copy.seconds))
+                await self._answer(copy)
+            except asyncio.CancelledError:
+                self.drop(copy.route, copy.model)
+                raise
+            self._queue.task_done()
+
+    async def _answer(self, copy: _Copy) -> None:
+        began, measures, status = time.perf_counter(), AnswerMeasures(), 200
+        shadow = Completion(self.triton, copy.model, copy.answered.call, copy.answered.form, measures)
+        try:
+            async with asyncio.timeout(self.seconds):
+                await shadow.answer()
+        except Exception as error:  # no failure of a copy may end the worker
+            if not isinstance(error, RequestError | TimeoutError):
+                logger.error("shadow_failed", exc_info=error)
+            self._count(copy.route, copy.model, FAILED)
+            status = error.status if isinstance(error, RequestError) else 500
+        seconds = time.perf_counter() - began
+        if copy.capture:
+            copy.capture(shadow, status, seconds, measures.first_seconds)
+        if status != 200:
+            return
+        labels = (copy.route, copy.model.client_name, copy.model.version)
+        texts = [[choice.text for choice in each.choices] for each in (copy.answered, shadow)]
+        self._count(copy.route, copy.model, EQUAL if texts[0] == texts[1] else DIFFERENT)
+        lengths = [sum(map(len, each)) for each in texts]
+        self._length.labels(*labels).observe(lengths[1] / max(1, lengths[0]))
+        self._duration.labels(*labels).observe(seconds / max(1e-6, copy.seconds))
 
     def _count(self, route: str, model: ServedModel, outcome: str) -> None:
         self.outcomes[route, model.client_name, outcome] += 1

@@ -244,6 +244,10 @@ class TrafficRouter:
             else:
                 self._shadow.submit(name, shadow, completion, seconds, capture)
 
+    async def close(self) -> None:
+        """Finish the copies that wait for the shadow model."""
+        await self._shadow.close()
+
     def _compare(self, name: str, route: Route, model: str, version: str, outcome: Outcome) -> None:
         stable = route.targets[0].model
         is_canary = model != stable

@@ -379,6 +379,28 @@ def test_a_full_queue_drops_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert router._shadow.outcomes["tuner", "tuner-candidate", "dropped"] == 3
 
 
+def test_waiting_copies_are_answered_before_the_gateway_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "routes.yaml", targets=TARGETS[:1], shadow={"model": "tuner-candidate", "share": 1})
+
+    async def run() -> Mapping[Any, int]:
+        router = create_router(path)
+        await answer_many(router, 5)
+        await asyncio.wait_for(router.close(), 10)
+        return router._shadow.outcomes
+
+    assert asyncio.run(run()) == {("tuner", "tuner-candidate", "different"): 5}
+
+    class EndlessAnswer:
+        def __init__(self, *_: object) -> None: ...
+
+        async def answer(self) -> None:
+            await asyncio.sleep(600)
+
+    monkeypatch.setattr(shadow_traffic, "Completion", EndlessAnswer)
+    monkeypatch.setattr(shadow_traffic, "CLOSE_SECONDS", 0.05)
+    assert asyncio.run(run()) == {("tuner", "tuner-candidate", "dropped"): 5}
+
+
 def test_the_command_line_changes_the_file(tmp_path: Path) -> None:
     def run(*arguments: str) -> Any:
         result = CliRunner().invoke(app, ["routes", *arguments, "--routes", str(tmp_path / "routes.yaml"), "--json"])
