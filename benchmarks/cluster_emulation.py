@@ -294,7 +294,7 @@ def write_page(runs: Sequence[tuple[Scenario, Measured, Measured]]) -> str:
         cells.append(f"{measured.gpu_share:.0%} | {predicted.gpu_share:.0%}")
         rows.append(f"| {scenario.name} | {' | '.join(cells)} |")
     goals = [
-        f"| error of the {name} at most {limit:.0%} | {misses[name]} of {len(runs)} scenarios miss | "
+        f"| error of the {name} at most {limit:.0%} | missed in {misses[name]} of {len(runs)} scenarios | "
         f"{'**missed**' if misses[name] else 'met'} |"
         for name, limit in GOALS.items()
     ]
@@ -315,9 +315,11 @@ def _describe_scenario(scenario: Scenario) -> str:
     cluster, jobs = scenario.cluster, scenario.jobs
     who = f"{scenario.teams} team{'' if scenario.teams == 1 else 's'}" if scenario.teams else "random arrivals"
     sizes = sorted({job.stages[0].gpus for job in jobs})
+    choices = [text for text in (", ".join(map(str, sizes[:-1])), str(sizes[-1])) if text]
+    gpus = f"{' or '.join(choices)} GPU{'' if sizes == [1] else 's'}"
     moved = jobs[0].stages[0].phases[0].amount / MIB
     return (
-        f"| {scenario.name} | {who} | {len(jobs)} of {', '.join(map(str, sizes))} GPUs | "
+        f"| {scenario.name} | {who} | {len(jobs)} with {gpus} | "
         f"{' + '.join(map(str, cluster.nodes))} | {cluster.read_rate / MIB:.0f}, {cluster.write_rate / MIB:.0f} | {moved:g} |"
     )
 
@@ -338,32 +340,32 @@ Waits below {wait:g} s are not compared, because they are start and wake-up time
 
 ## Results
 
-Throughput is in customizations per minute, times are in seconds.
+Throughput is in customizations per minute; times are in seconds.
 
-| scenario | throughput | simulated | error | mean wait | simulated | error | longest wait | simulated | mean transfer | simulated | GPUs held | simulated |
+| scenario | throughput | simulated | error | mean wait | simulated | error | longest wait | simulated | mean transfer | simulated | GPUs in use | simulated |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
 Two choices affect these results:
 
-- A process requests the next block while it waits for the current one, as with readahead and write-back. Otherwise it loses about 2 ms per
+- A process requests the next block while it waits for the current one, as with readahead and write-back. Otherwise, it loses about 2 ms per
   block, and `one team` missed its goal on a machine with a load of 10: 11.45 customizations per minute (simulated 12.17, error +6.3%).
-- Teams start 50 ms apart. If all submitted at the same time, in random order, `mixed` missed both goals: 33.4 customizations per minute
-  (simulated 29.0, error -13.0%) and a mean wait of 3.01 s (simulated 3.66, error +21.6%). With few customizations of different size, the
+- Teams start 50 ms apart. When all teams submitted at the same time, in random order, `mixed` missed both goals: 33.4 customizations per minute
+  (simulated 29.0, error -13.0%) and a mean wait of 3.01 s (simulated 3.66, error +21.6%). With few customizations of different sizes, the
   throughput depends on their order: the simulator gives 29.2 to 35.0 per minute for 200 random orders of the first six.
 
 ## Scenarios
 
 Each customization reads its model, computes, writes a checkpoint, computes, writes the result, and reads it again without a GPU.
 
-| scenario | submitted by | customizations | GPUs by node | read, write MiB/s | MiB per transfer |
+| scenario | submitted by | customizations | GPUs per node | read, write MiB/s | MiB per transfer |
 |---|---|---|---|---|---|
 {scenarios}
 
 ## Limits
 
-- The throttle serves blocks of 256 KiB in turn. Real storage also has caches, metadata and clients of different speed.
-- The time of computation is known. Plans add the larger uncertainty of the [estimated times](sizing-validation.md).
+- The throttle serves blocks of 256 KiB in turn. Real storage also has caches, metadata and clients of different speeds.
+- The computation times are known. In a plan, the [estimated times](sizing-validation.md) add a larger uncertainty.
 - Training on several nodes is not emulated.
 
 Measured {date} on {cores} cores of {processor}, with a load of {load} from other work, Python {python}.

@@ -34,7 +34,7 @@ GOAL_CASES = ("far, 10%", "language, 10%")
 HEAD = """# Drift check, simulated
 
 `make bench-drift` writes this page. It simulates how often `tuneline traffic drift` raises an alarm without drift, and how many
-windows it needs to find drift. [Statistics](../explanation/statistics.md#drift-check) describes the method.
+windows it needs to detect drift. [Statistics](../explanation/statistics.md#drift-check) describes the method.
 
 Prompts are drawn at random, with replacement, from {texts}.
 Embeddings are mean input embeddings of the demo's model ({embedding_ms:.2f} ms of CPU time per prompt). The reference has
@@ -45,15 +45,15 @@ Embeddings are mean input embeddings of the demo's model ({embedding_ms:.2f} ms 
 - **language**: texts in other languages
 - **slow**: the share of near prompts grows from 0 after window {slow_from} to {slow_share:.0%} in window {slow_to}
 - **alike**: no drift, but {alike_share:.0%} of each window comes from {alike_prompts} similar questions, as from one user or event
-- **synthetic**: {width} columns of Student's t with 4 degrees, windows of {small}; drift shifts two columns by 4
+- **synthetic**: {width} columns drawn from Student's t with 4 degrees of freedom, in windows of {small}; drift shifts two columns by 4
 """
 
 LIMITS = """## Limits
 
-- The runs are few: the standard error of a share is up to 50% divided by the square root of their number.
-- The guarantee without drift is a theorem for independent prompts; the simulation checks the code. It does not hold for alike prompts.
+- There are few runs: the standard error of a share is up to 50% divided by the square root of their number.
+- The guarantee without drift is a theorem for independent prompts; the simulation checks the code. It does not hold for similar prompts from one source.
 - A far topic differs more from the demo's questions than most changes in real traffic.
-- A near topic is hard to detect, because the questions have few forms and differ in names only.
+- A near topic is hard to detect, because the questions have few forms and differ only in names.
 - Tested with one embedding model, one reference size and one window size.
 """
 
@@ -100,7 +100,7 @@ def write_page(results: Mapping[str, Runs], path: Path, facts: dict[str, Any]) -
         "\n".join(goals),
         "## Without drift\n",
         _show_clean(results),
-        "Inflation is the divisor of the statistic, estimated from the windows of the reference.\n",
+        "Inflation is the divisor of the test statistic, estimated from the windows of the reference.\n",
         "## With drift\n",
         _show_drift(results),
         "![alarms by window after the change](images/benchmarks-drift.svg)\n",

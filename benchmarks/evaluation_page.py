@@ -13,32 +13,32 @@ SPEED, TOGETHER = (
     2.0,
     1.6,
 )  # times lm-eval's speed, at least; times the seconds of one model for an adapter and its base, at most
-ADDED, BESIDE, BOTH = "adapter alone, added to the weights", "adapter alone, beside the weights", "base and adapter"
+ADDED, BESIDE, BOTH = "adapter alone, added to the weights", "adapter alone, not added", "base and adapter"
 
 HEAD = """# {title}, measured
 
-`benchmarks/evaluation.py` writes this page. It scores likelihood tasks with tuneline's engine and with lm-eval's hf backend, in turns in one
+`benchmarks/evaluation.py` writes this page. It scores likelihood tasks with tuneline's engine and with lm-eval's hf backend, alternately in one
 process, with the same requests, float32 weights, torch and threads. Times include tokenization, but not imports and loading. For each task,
 lm-eval uses the fastest of several batch sizes, tried on its first rows.
 """
 
-OPTIONS = """Each option is one token: no or yes in boolq, otherwise the letter of an option in the question, as in lm-eval's MMLU. `mmlu_anatomy` has
-lm-eval's description before each question. The examples of `_5shot` are the last five rows of a file, or MMLU's development rows.
+OPTIONS = """Each option is one token: "no" or "yes" in boolq, otherwise the letter of an option that the question lists, as in lm-eval's MMLU. `mmlu_anatomy` has
+lm-eval's description before each question. The five examples of `_5shot` tasks are the last rows of a file, or MMLU's development rows.
 
-Both systems compute a question once for all its options, so without examples they process the same tokens; tuneline only skips the head and
-the softmax before the last position. The goal is then out of reach, because float32 matrix products take 86% of the CPU time. tuneline
+Both systems compute a question once for all its options, so they process the same tokens if there are no examples; tuneline only skips the
+head and the softmax before the last position. Without examples, the goal is therefore out of reach: float32 matrix products take 86% of the CPU time. tuneline
 computes examples once for all questions, lm-eval once per question.
 """
 
-WHY = """tuneline computes the common prefix of a question's options once and logits only where a token is scored. Each thread has its own batch.
+WHY = """tuneline computes the common prefix of a question's options once, and logits only where a token is scored. Each thread has its own batch.
 **positions** are the tokens and padding that the model processes. The profiles use one thread and the first {rows} rows of every task{without}.
 """
 
 TOGETHER_TOLD = """Times include loading the weights, attaching the adapter, tokenization and scoring, but not imports. The adapter is LoRA of rank 16 on all
-linear layers. Its matrices are random: the answers are meaningless, the cost is real.
+linear layers. Its matrices are random: the answers are meaningless, but the cost is real.
 
-- **{added}**: tuneline's way; it adds the float32 update to the weights after it has scored the base
-- **{beside}**: the same engine with PEFT's adapter, small products beside every layer
+- **{added}**: tuneline's method; it adds the float32 update to the weights after it has scored the base
+- **{beside}**: the same engine with PEFT's adapter, as small extra matrix products in every layer
 - **{both}**: loads the weights once, and scores the base, then the adapter
 
 The two models share only loading, so the ratio approaches 2 with more items. tuneline stores scores by model and task: it scores a base once
@@ -130,10 +130,10 @@ def _beside(results: dict[str, Any]) -> str:
         f"tuneline with `batch_tokens: {results['batch_tokens']}`. Medians of the rounds, which took {all_rounds} s.\n"
     )
     if results["load"] > results["cores"] / 2:
-        told += "\nOther programs used the processor: compare the CPU seconds, not the seconds.\n"
+        told += "\nOther programs were using the CPU: compare the CPU seconds, not the elapsed seconds.\n"
     slow = [task for task in results["lengths"] if speed(results, "cpu", task) < SPEED]
     missed = f" Tasks that miss it in CPU time: {', '.join(slow)}." if slow else ""
-    return f"## Beside lm-eval\n\n{table_of(head, rows)}\n{told}\n{goal} ({wall:.2f}, in CPU time {cpu:.2f}).{missed}\n"
+    return f"## Compared with lm-eval\n\n{table_of(head, rows)}\n{told}\n{goal} ({wall:.2f}, in CPU time {cpu:.2f}).{missed}\n"
 
 
 def _scores(results: dict[str, Any]) -> str:
@@ -179,8 +179,8 @@ def _together(results: dict[str, Any]) -> str:
         )
     head = ["", "s", "CPU s", "ratio of both to this", f"goal: at most {TOGETHER:g}"]
     exact = (
-        f"Log-likelihoods differ by at most {told['added_apart']:.1e} nats per request between an update added to the weights and one beside "
-        f"them, and by at most {told['together_apart']:.1e} between base and adapter together and each alone.\n"
+        f"Log-likelihoods differ by at most {told['added_apart']:.1e} nats per request between an update added to the weights and one that is "
+        f"not, and by at most {told['together_apart']:.1e} between base and adapter together and each alone.\n"
     )
     return f"## An adapter and its base\n\n{TOGETHER_TOLD.format(added=ADDED, beside=BESIDE, both=BOTH)}\n{table_of(head, rows)}\n{exact}"
 

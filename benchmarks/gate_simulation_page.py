@@ -22,20 +22,20 @@ HEAD = """# Promotion gate, simulated
 acceptance), an equal model, and a better model. [Evaluation](../how-to/evaluation.md#statistics) describes the bounds.
 
 The rule is `max_loss: {max_loss}` with 95% confidence. The true mean difference is exactly −{max_loss} for false acceptance,
-0 for an equal model, and +{better} for a better model. Each case has {trials:,} trials, and a quarter as many for equal
+0 for an equal model, and +{better} for a better model. Each case has {trials:,} trials, but a quarter as many for equal
 and better models. {samples:,} weightings of the items, shared by all trials, approximate the gate's exact bound. A
 measured 5% has a standard error of 0.7%. `max_item_loss` is {loss:g} nats per token, the default of `held_out.loss`, and 1
-for right and wrong answers. A catastrophe is a loss of `max_item_loss` on one item; all other items are slightly better, which keeps the mean.
+for right and wrong answers. A catastrophe is a loss of `max_item_loss` on one item; all other items are slightly better, so that the mean stays the same.
 """
 
 GUARANTEE = """## Guarantee and limits
 
-- The bound on the mean assumes one more item with a loss of `max_item_loss`, or of the worst item seen. It is exact if
-  answers can only be lost, or only be won. For other differences of at most `max_item_loss`, it is a conjecture that no
+- The bound on the mean assumes one more item with a loss of `max_item_loss`, or with the worst observed loss. It is exact if
+  right answers can only be lost, or only be gained. For other differences of at most `max_item_loss`, it is a conjecture that no
   simulation has contradicted.
-- The mean does not include catastrophes beyond `max_item_loss` that no test item shows. The rule `max_harmed_share`
+- The mean does not reflect catastrophes beyond `max_item_loss` that no test item shows. The rule `max_harmed_share`
   limits the share of such items, by default to 10%, with an exact bound. If 1% of the items lose twice `max_item_loss`
-  and the mean is at the limit, the rule on the mean alone accepts: {beyond}.
+  and the mean is at the limit, the rule on the mean alone accepts the model in these shares of trials: {beyond}.
 - Items must be independent. Near-duplicates in a test split make the bounds too optimistic; the data stage removes them.
 """
 
@@ -54,7 +54,7 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         "![false acceptance and power by distribution](images/benchmarks-gate.svg)\n",
         "## False acceptance\n\nEarlier bound → present bound, by number of items.\n",
         _compare(results.false_acceptance[DEFAULT]),
-        f"The rule requires {_count_required_items()} items of nats per token. Without this minimum, as for "
+        f"For metrics in nats per token, the rule requires {_count_required_items()} items. Without this minimum, as for "
         f"`min_gain: 0`, the worst false acceptance is {results.find_worst(BOUND_ALONE):.1%}.\n",
         "## Power\n\nAcceptance by the present rule: equal model / better model. With too few items, the rule accepts nothing.\n",
         _show_power(results, DEFAULT),

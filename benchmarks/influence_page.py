@@ -22,10 +22,10 @@ ROWS = """## Training rows
 
 The embedded SmolLM2-135M learns 20 made-up facts in two forms each (40 rows): LoRA of rank {rank} on the last {layers} layers,
 {epochs} epochs, learning rate {rate:g}, {batch} rows per step. Ten questions in a third form are explained. The ground truth is
-{retrainings} retrainings on random halves of the rows, each in another order.
+{retrainings} retrainings on random halves of the rows, each in a different order.
 
 - **LDS**: linear datamodeling score (Park et al., [TRAK](https://arxiv.org/abs/2303.14186)), the rank correlation (Spearman) of the answer's
-  log-probability with the summed scores of the retraining's rows. 0 is random; 1 is out of reach, because the order of the rows changes, too.
+  log-probability with the summed scores of the retraining's rows. 0 is random; 1 is out of reach, because the order of the rows also changes.
   Mean ± standard error over the questions.
 - **own rows**: share of the fact's two rows in the two highest-scored rows.
 """
@@ -39,7 +39,7 @@ The gradients of all rows take {share:.2f} of the training's CPU time.
 READING = """## How to read this
 
 - A high score means that a row made the answer more likely, not that it caused the answer.
-- Expect lower scores on real data than on these few, easy and distinct facts. Comparable methods on GPT-2 have published scores of 0.2 to 0.5
+- Expect lower scores on real data than on these few, easy and distinct facts. Published scores of comparable methods on GPT-2 are 0.2 to 0.5
   ([bergson](https://github.com/EleutherAI/bergson)).
 - Shared words need no model, and include the words of the answer. If they score as high as the kernel, the kernel adds nothing.
 - Not measured: a GPU, larger models, full fine-tuning, quantized adapters, datasets with more than {rows} rows.
@@ -49,7 +49,7 @@ WORDS = """## Words of the prompt
 
 The embedded model answers {count} questions with up to {tokens} tokens. The table shows how much of its log-probability the answer loses (nats, mean ±
 standard error over the questions) without the top words of a ranking, and with only these words. A good ranking loses much without them and little
-with them. The test favours leave one out, because it deletes words, too.
+with them. The test favours leave one out, because both delete words.
 """
 
 

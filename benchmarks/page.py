@@ -16,15 +16,15 @@ RECALL, PRECISION, SPEED, MEMORY = 0.97, 0.95, 2_000, 6 * GIB
 
 HEAD = """# Data curation, measured
 
-`make bench-curation` writes this page in about an hour. CPU seconds cover all processes of a command, with imports. Memory
-is the peak of their sum, sampled ten times a second. Sections were measured at different commits.
+`make bench-curation` writes this page in about an hour. CPU seconds cover all processes of a command, including imports. Memory
+is the peak of the sum over these processes, sampled ten times a second. Sections were measured at different commits.
 """
 
 TITLES = (
     "## The corpus",
-    "## Near duplicates, beside the peers",
+    "## Near duplicates, compared with other tools",
     "## Near duplicates in public text",
-    "## Default curation beside an earlier commit",
+    "## Default curation, compared with an earlier commit",
     "## The whole curation",
     "## Rows that share a long template",
     "## A million rows and extrapolation",
@@ -33,39 +33,39 @@ TITLES = (
 CORPUS = """## The corpus
 
 {documents:,} documents of {mean:.0f} characters on average, in random order, built from Python's docstrings and language
-reference. Each sentence joins the front of one sentence to the back of another, so that documents are similar only if one is a copy of the other.
+reference. Each sentence joins the beginning of one sentence to the end of another, so that documents are similar only if one is a copy of the other.
 {near:.0%} are edited copies with a similarity of 0.50, 0.55, … or 0.95, equally often; {equal:.0%} are equal to another
 document, and {rewritten:.0%} differ in case and white space. The same Python version gives the same bytes; sha256
 `{sha256}`.
 
 Similarity is the Jaccard similarity of the sets of word 5-grams. Words are lower-case runs of letters, digits and
-underscores. An exact comparison found all pairs from 0.7: {pairs:,} true pairs, {high:,} of them from 0.8. Keeping one
-document of each connected group would remove {surplus:,}.
+underscores. An exact comparison found all {pairs:,} pairs with a similarity of at least 0.7 (true pairs); {high:,} of them have at least 0.8.
+Keeping one document of each connected group would remove {surplus:,}.
 """
 
-MEASURES = """- **recall**: share of the true pairs with at least one document removed; also of the pairs from 0.8
+MEASURES = """- **recall**: share of the true pairs with at least one document removed; **recall ≥ 0.8**: the same for pairs with a similarity of at least 0.8
 - **precision**: share of the removed documents that are in a true pair
 - **far**: share of the removed documents without a true partner among the kept documents. If a is similar to b and b to c,
   most tools remove c for a; tuneline removes a row only if a kept row is similar to it
 
-All tools read the same JSONL file, with word 5-grams and 128 permutations. Some differences result from how they split words.
+All tools read the same JSONL file, with word 5-grams and 128 permutations. Some differences result from how the tools split words.
 """
 
 PUBLIC = """## Near duplicates in public text
 
 {about}
 
-{documents:,} documents of {mean:.0f} characters on average; sha256 `{sha256}`. An exact comparison found {pairs:,} true pairs,
-{high:,} of them from 0.8. Keeping one document of each connected group would remove {surplus:,}. Columns are as above.
+{documents:,} documents of {mean:.0f} characters on average; sha256 `{sha256}`. An exact comparison found {pairs:,} true pairs;
+{high:,} of them have a similarity of at least 0.8. Keeping one document of each connected group would remove {surplus:,}. Columns are as above.
 """
 
 CONSTANT_COST = """Small datasets gain less because of constant costs: imports, the digest of the code, the engine's process, charts and the
 tokenizer.
 """
 
-BASELINE = """## Default curation beside an earlier commit
+BASELINE = """## Default curation, compared with an earlier commit
 
-CPU seconds of `tuneline curate` without a configuration: the median of alternating runs, with {repeats} per checkout and
+CPU seconds of `tuneline curate` without a configuration: the median of alternating runs, {repeats} per checkout and
 source. The baseline is commit `{baseline}`. Memory is the highest peak (PSS). The defaults of the checkouts may differ.
 """
 
@@ -78,9 +78,9 @@ ASKED = """Consequences:
 
 - Memory: {fits}. `data_curation.engine: ray` distributes the preparation of rows and the search for candidates. One machine compares the
   candidates exactly and assigns the splits; its memory follows this line.
-- A corpus that no machine holds: divide it by source or language, with one `data_versioning.name` per part. A row in two parts stays in
-  both. Curation in turns does not help, because rows of earlier versions have the same cost.
-- CPU time divides by cores, because chunks of rows are independent: {cores} cores take {hours} for the two sizes above.
+- A corpus too large for one machine: divide it by source or language, with one `data_versioning.name` per part. A row in two parts stays in
+  both. Curating it in several rounds does not help, because rows of earlier versions have the same cost.
+- CPU time is divided among cores, because chunks of rows are independent: {cores} cores take {hours} for the two sizes above.
 - Shared disk: every row has {count} entries of {entry} bytes (bucket and row), {bands} in total. A worker processes one band at a time, so
   {count} can work at once.
 """
@@ -154,7 +154,7 @@ def _baseline(part: dict[str, Any]) -> str:
 def _compare_tools(part: dict[str, Any]) -> str:
     """Return the table of costs and scores of all tools, and the errors of those that failed."""
     ours = next((tool["cost"]["cpu"] for tool in part["tools"] if tool["name"] == OURS and "cost" in tool), None)
-    head = ["", "CPU s", "× ours", "wall s", "peak memory", "removed", "recall", "from 0.8", "precision", "far"]
+    head = ["", "CPU s", "× tuneline", "wall s", "peak memory", "removed", "recall", "recall ≥ 0.8", "precision", "far"]
     failed = "".join(
         f"\n**{tool['name']}** was not measured: {tool['error']}\n" for tool in part["tools"] if "error" in tool
     )
@@ -181,7 +181,7 @@ def _fuzzy(part: dict[str, Any]) -> str:
     return "\n".join(
         [
             described,
-            "## Near duplicates, beside the peers\n",
+            "## Near duplicates, compared with other tools\n",
             made_with(part),
             _compare_tools(part),
             MEASURES,
@@ -234,7 +234,7 @@ def _curation(part: dict[str, Any]) -> str:
     table = table_of(head, [_run(run) for run in part["runs"]])
     made = part["corpus"]
     mean = made["characters"] / made["documents"]
-    text = f"{made['documents']:,} documents of the same kind, {mean:.0f} characters each, from JSONL to the dataset's files.\n"
+    text = f"{made['documents']:,} documents of the same kind, {mean:.0f} characters on average, from JSONL to the dataset's files.\n"
     goals = [
         f"Goal for the default: {SPEED:,} documents per CPU second: {met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
         for run in part["runs"][:1]
@@ -290,7 +290,7 @@ def _profile(part: dict[str, Any]) -> str:
 TEMPLATE = """## Rows that share a long template
 
 Documents of 125 words share the first 100: any two have a similarity of 0.66, and thousands fall into the same bucket. In a
-bucket of more than {crowd} rows, each row is compared only with the first and with {near} neighbours. Every twentieth document
+bucket of more than {crowd} rows, each row is compared only with the first row and with {near} neighbours. Every twentieth document
 shares 9 more words with another and has a similarity of 0.77 to it; **found** counts the pairs with one document removed.
 """
 
@@ -364,7 +364,7 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _slopes(runs: list[dict[str, Any]]) -> str:
     if len({run["documents"] for run in runs}) < 2:
-        return "One size alone gives no slope.\n"
+        return "One size is not enough for a fit.\n"
     rows = []
     for name, key, unit, factor in (
         ("memory", "pss", "GiB", GIB),
@@ -384,7 +384,7 @@ def _grown(runs: list[dict[str, Any]]) -> str:
     names = sorted({name for run in runs for name, held in run["cost"]["memory"].items() if held > 20 * MIB})
     lines = {name: line([(run["documents"], run["cost"]["memory"].get(name, 0)) for run in runs]) for name in names}
     rows = [[f"`{name}`", f"{start / MIB:,.0f} MiB", f"{slope:,.0f} bytes"] for name, (slope, start) in lines.items()]
-    return "The same by process (RSS, each at its own peak):\n\n" + table_of(["process", "constant", "per row"], rows)
+    return "Memory by process (RSS, each at its own peak):\n\n" + table_of(["process", "constant", "per row"], rows)
 
 
 def _asked(runs: list[dict[str, Any]]) -> str:

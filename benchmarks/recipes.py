@@ -121,13 +121,13 @@ def page(rows: Sequence[dict[str, Any]], files: dict[str, str]) -> str:
     head = [
         "# Recipes in short runs",
         "",
-        f"`python -P -m benchmarks.recipes {' '.join(f'--{name} {file}' for name, file in files.items())} --markdown docs/reference/recipes.md`",
+        f"Measured with `python -P -m benchmarks.recipes {' '.join(f'--{name} {file}' for name, file in files.items())} --markdown docs/reference/recipes.md`",
         f"on {datetime.date.today().isoformat()}, {_machine()}. Each recipe trains the embedded SmolLM2-135M-Instruct in float32 for "
         f"{SHARED['max_steps']} steps (preferences: {PREFERENCE['max_steps']}) on rows of at most {SHARED['max_length']} tokens, "
         f"and validates on the first {SHARED['validation_rows']} validation rows.",
         "",
-        f"{learned} of {len(rows)} recipes lowered the validation loss. The runs show that a recipe learns, not how well: rates and steps were "
-        "not tuned, except for kto × p_tuning, whose loss increased with four rows per step.",
+        f"{learned} of {len(rows)} recipes lowered the validation loss. The runs show that a recipe learns, not how well: learning rates and steps "
+        "were not tuned, except for kto × p_tuning, whose loss increased with four rows per step.",
         "",
         f"| {' | '.join(HEAD)} |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -159,7 +159,7 @@ def _notes() -> list[str]:
     return [
         "Loss: cross-entropy per token for sft and text, the objective's own loss for dpo and kto. Losses of dpo and kto start at 0.693 and",
         "0.5 if the model equals its reference. With p_tuning and prompt_tuning it does not, because untrained virtual tokens change the model.",
-        "Reward margin: how much more the model prefers wanted to unwanted answers than the base model does.",
+        "Reward margin: how much more strongly than its base model the tuned model prefers chosen to rejected answers.",
     ]
 
 

@@ -16,7 +16,7 @@ REQUEST_MILLISECONDS, TOKEN_MILLISECONDS, CAPTURE_MILLISECONDS = 2.0, 0.1, 0.05
 HEAD = """# Serving, measured
 
 `benchmarks/serving.py` writes this page. It compares a tuneline package, the same package with one slot (no batching) and, on request, vLLM
-behind a Python model of the benchmark, in turns in the same Triton server binary. The model is `{model}` ({parameters:.0f}M parameters) in
+behind a Python model of the benchmark, alternately in the same Triton server binary. The model is `{model}` ({parameters:.0f}M parameters) in
 float32, with {threads} thread(s) per engine. {texts} prompts have about {lengths} tokens; every answer has {max_tokens} tokens, greedy and
 streamed. The load client runs on the same machine.
 """
@@ -24,15 +24,16 @@ streamed. The load client runs on the same machine.
 MEASURES = """- **clients**: each sends {requests} requests, one after the other (each text at least once). Medians of {rounds} round(s)
 - **first token**, **per token**, **answer**: milliseconds to the first piece, between later pieces, and to the end; percentiles over all
   requests of a round
-- **CPU**: cores that the server with its models, and the load client, used
-- **tokens per CPU s**: of the server with its models
+- **CPU**: cores used by the server with its models; **client's CPU**: cores used by the load client
+- **tokens per CPU s**: tokens per CPU second of the server with its models
 - **{generate}**: a loop with `transformers.generate` over the same prompts, in a separate process
 """
 
 RATES = """Requests arrive at random (a seeded Poisson process) for {seconds:g} seconds. Times start when a request is due.
 """
 
-GATEWAY = """CPU time of the gateway's process with an API key, usage file and request log. The official OpenAI client sends {requests} chats of each kind
+GATEWAY = """The CPU time is that of the gateway's process with an API key, usage file and request log.
+The official OpenAI client sends {requests} chats of each kind
 from {clients} clients. Further tokens are those of a streamed answer of {tokens} tokens. The event loop's thread (model messages, JSON, HTTP)
 takes {loop_share:.0%} of the time of these answers, gRPC's threads the rest.
 """
@@ -77,13 +78,19 @@ def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
     firsts = {name: seconds(rounds(results, name, many), "first_token", "p50") for name in (BATCHED, VLLM)}
     per_core = [tokens_per_cpu_second(results, name, many) for name in (BATCHED, VLLM)]
     wanted = [
-        (f"tokens/s at {many} clients over one at a time at {many}", ours, speed(results, ALONE, many), FASTER, True),
-        (f"tokens/s at {many} clients over one at a time at 1", ours, speed(results, ALONE, 1), FASTER, True),
-        (f"tokens/s at {many} clients over {GENERATE}", ours, speed(results, GENERATE), None, True),
-        (f"tokens/s at {many} clients over vLLM's", ours, speed(results, VLLM, many), None, True),
-        (f"tokens per CPU second of the server at {many} clients over vLLM's", *per_core, PER_CORE, True),
-        (f"first token at {many} clients over vLLM's, p50", firsts[BATCHED], firsts[VLLM], FIRST, False),
-        (f"tokens/s at 1 client over {GENERATE}", speed(results, BATCHED, 1), speed(results, GENERATE), SINGLE, True),
+        (
+            f"tokens/s at {many} clients ÷ one at a time at {many} clients",
+            ours,
+            speed(results, ALONE, many),
+            FASTER,
+            True,
+        ),
+        (f"tokens/s at {many} clients ÷ one at a time at 1 client", ours, speed(results, ALONE, 1), FASTER, True),
+        (f"tokens/s at {many} clients ÷ {GENERATE}", ours, speed(results, GENERATE), None, True),
+        (f"tokens/s at {many} clients ÷ vLLM's", ours, speed(results, VLLM, many), None, True),
+        (f"tokens per CPU second of the server at {many} clients ÷ vLLM's", *per_core, PER_CORE, True),
+        (f"time to first token at {many} clients, p50 ÷ vLLM's", firsts[BATCHED], firsts[VLLM], FIRST, False),
+        (f"tokens/s at 1 client ÷ {GENERATE}", speed(results, BATCHED, 1), speed(results, GENERATE), SINGLE, True),
     ]
     cost = results["gateway"]
     costs = [
@@ -112,7 +119,7 @@ def same(results: dict[str, Any]) -> bool:
 def summary(results: dict[str, Any]) -> str:
     """A few lines for the terminal."""
     lines = [f"{one['name']}: {one['ratio']:.3g}{_wanted(one)}" for one in goals(results)]
-    return "\n".join([*lines, f"answers among many clients equal those given alone: {same(results)}"])
+    return "\n".join([*lines, f"answers among many clients equal those of a single client: {same(results)}"])
 
 
 def _wanted(one: dict[str, Any]) -> str:
@@ -131,7 +138,7 @@ def markdown(results: dict[str, Any], plot: str) -> str:
         HEAD.format(**told),
         made_with(results) + f"\nOn {results['date']}, {versions}.\n" + failed,
         _goals(results),
-        f"![tokens a second and times by clients and by rate]({plot})\n",
+        f"![tokens per second and times by clients and by rate]({plot})\n",
         "## By clients\n\n" + MEASURES.format(**settings, generate=GENERATE) + "\n" + _clients(results),
         "## The gateway\n\n" + GATEWAY.format(**results["gateway"]) + "\n" + _gateway(results),
         "## By rate\n\n" + RATES.format(**settings) + "\n" + _rates(results),
@@ -143,7 +150,7 @@ def markdown(results: dict[str, Any], plot: str) -> str:
 
 def _goals(results: dict[str, Any]) -> str:
     return "".join(f"- {one['name']}: {one['ratio']:.3g}{_wanted(one)}\n" for one in goals(results)) + (
-        f"- answers among many clients equal those given alone: {met(same(results))}\n"
+        f"- answers among many clients equal those of a single client: {met(same(results))}\n"
     )
 
 
@@ -197,7 +204,7 @@ def _rates(results: dict[str, Any]) -> str:
         for name in (BATCHED, VLLM)
         if (found := rounds(results, name, rate=rate))
     ]
-    return table_of(["", "requests a second", *HEADINGS], rows)
+    return table_of(["", "requests per second", *HEADINGS], rows)
 
 
 def _row(found: list[dict[str, Any]]) -> list[str]:
@@ -227,7 +234,7 @@ def _texts(results: dict[str, Any]) -> str:
         ]
         for one in results["texts"]
     ]
-    head = ["", "clients", "prompt tokens", "answers", "other than alone", f"other than {GENERATE}", "too short"]
+    head = ["", "clients", "prompt tokens", "answers", "differ from alone", f"differ from {GENERATE}", "too short"]
     return f"## Answers\n\nsha256 of the prompts `{results['sha256'][:16]}`.\n\n" + table_of(head, rows)
 
 
@@ -241,7 +248,7 @@ def _servers(results: dict[str, Any]) -> str:
 
 def _profile(results: dict[str, Any]) -> str:
     """Where a step's time goes in the batch itself, without a server."""
-    told = "The batch in a separate process without a server, with all requests at once; seconds by part of a step.\n"
+    told = "The batching engine runs in a separate process without a server and receives all requests at once. The table shows seconds by part of a step.\n"
     parts = list(results["profile"][0]["parts"])
     rows = [
         [

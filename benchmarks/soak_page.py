@@ -18,8 +18,9 @@ HEAD = """# An hour of load
 gateway, the server and each model's process. The model is `{model}` ({parameters:.0f}M parameters, float32, {threads} thread(s)).
 
 The official OpenAI client with an API key sends {rate:g} requests per second on average (a Poisson process, seed {seed}) for {minutes:g} minutes,
-as many as in a day with one every {seconds:.0f} seconds. They are whole and streamed completions and chats. Some are sampled with a seed, constrained
-to a JSON schema, or from clients that hang up early. Prompts have 8 to 256 tokens, answers up to 64. Each answer is compared with the first one to the same request.
+as many as in a day with one every {seconds:.0f} seconds. They are completions and chats, whole or streamed. Some are sampled with a seed, some are constrained
+to a JSON schema, and some come from clients that hang up early. Prompts have 8 to 256 tokens, answers up to 64.
+Each answer is compared with the first one to the same request.
 """
 
 MEMORY = """**begin** is the median of {window:g} minutes after a warm-up of {warmup:g} minutes, **end** that of the last {window:g} minutes, and **maximum** the
@@ -121,7 +122,7 @@ def _memory(results: dict[str, Any]) -> str:
         rows.append(
             [_called(name), *cells, f"{one['end'] / one['begin'] - 1:+.1%}", "flat" if one["flat"] else "not flat"]
         )
-    return "## Memory\n\n" + told + "\n" + table_of(["", "begin", "end", "maximum", "end over begin", ""], rows)
+    return "## Memory\n\n" + told + "\n" + table_of(["", "begin", "end", "maximum", "change", ""], rows)
 
 
 def _called(name: str) -> str:
@@ -140,7 +141,7 @@ def _requests(results: dict[str, Any]) -> str:
     told = (
         f"The server and the models took {cpu['server'] / seconds:.0%} of a core, the gateway {cpu['gateway'] / seconds:.0%} "
         f"({cpu['gateway'] / results['all']['requests'] * 1000:.1f} ms per request) and the load client "
-        f"{cpu['client'] / seconds:.0%}. Times are milliseconds since a request was due.\n"
+        f"{cpu['client'] / seconds:.0%}. Times are in milliseconds, from the moment when a request was due.\n"
     )
     return f"\n## Requests\n\n{told}\n" + table_of(["", *COLUMNS], rows)
 

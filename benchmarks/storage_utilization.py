@@ -30,11 +30,11 @@ metric: {{au: 0.001}}
 """
 # Accelerators, seconds of computation per step, and bytes per second of the throttled device; None: not throttled.
 CASES = ((1, 0.5, None), (2, 0.1, None), (2, 0.02, None), (2, 0.1, 12 << 20), (2, 0.1, 6 << 20), (2, 0.1, 3 << 20))
-HEAD = """# Storage benchmark beside fio
+HEAD = """# Storage benchmark, compared with fio
 
 `make bench-storage` writes this page. It compares the accelerator utilization of `tuneline storage benchmark --fio` with
 that of fio in the same folder: direct I/O, {batch} random records of {record:,} bytes per step, no read-ahead. tuneline measures
-for {seconds:g} s without the first step; fio then makes the same number of reads, with the first step. [Shared
+for {seconds:g} s, excluding the first step; fio then makes the same number of reads, including the first step. [Shared
 storage](../how-to/storage.md#benchmark) describes the command.
 
 """
@@ -122,9 +122,7 @@ def main() -> None:
         "fio",
         "difference",
     ]
-    goal = (
-        f"Goal: at most {MAX_DIFFERENCE_POINTS:g} points in every case: {met(all(close) and len(close) == len(CASES))}"
-    )
+    goal = f"Goal: a difference of at most {MAX_DIFFERENCE_POINTS:g} percentage points in every case: {met(all(close) and len(close) == len(CASES))}"
     arguments.markdown.write_text(
         HEAD.format(batch=BATCH, record=RECORD_BYTES, seconds=arguments.seconds)
         + made_with(facts)

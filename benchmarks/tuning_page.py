@@ -18,12 +18,12 @@ HEAD = """# Fine-tuning, measured
 `benchmarks/fine_tuning.py` writes this page. It trains the embedded model with tuneline, a plain TRL script and LLaMA-Factory, one after the
 other in separate processes. All use the same rows once; LoRA of rank {rank}, alpha {alpha:g}, without dropout, on all linear layers; a constant
 learning rate of {learning_rate:g}; {batch_size} rows per optimizer step, packed or not; float32 weights; at most {max_length} tokens per row; and
-{threads} threads. Other settings are defaults, except tuneline's micro_batch_size and those of names that end in `-kept` or `-best`.
+{threads} threads. Other settings are defaults, except tuneline's micro_batch_size and the settings of systems whose names end in `-kept` or `-best`.
 """
 
-MEASURES = """- **useful tokens**: tokens without padding; **padding**: its share of the batches' slots
-- **tokens/s** and **s**: from the first step to the end of the last, the median of {rounds} in turns
-- **CPU s**: CPU seconds of all threads in that time. Waiting threads spin, which increases them on a busy machine, except with `--threads 1`
+MEASURES = """- **useful tokens**: tokens without padding; **padding**: its share of all token positions in the batches
+- **tokens/s** and **s**: from the first step to the end of the last, the median of {rounds}, alternating between systems
+- **CPU s**: CPU seconds of all threads in that time. Waiting threads spin, which increases the CPU time on a busy machine, except with `--threads 1`
 - **peak memory**: PSS of all processes of the command
 - **held-out loss**: cross-entropy of the answers' tokens in nats, on {held_out} rows that no system trained on, by one evaluator. The base
   model has {base:.4f}
@@ -104,7 +104,7 @@ def markdown(results: dict[str, Any], plot: str) -> str:
                 ["", "useful tokens", "s", "tokens/s", "CPU s", "padding", "peak memory", "held-out loss"], _rows(rows)
             )
             + failed,
-            f"![tokens a second, and the loss while training]({plot})\n",
+            f"![tokens per second, and the loss during training]({plot})\n",
             measures,
             _goals(rows),
             _startup(rows),
@@ -119,7 +119,7 @@ def _data(data: dict[str, Any]) -> str:
     return (
         f"The rows are the first {data['rows']:,} of `{data['name']}` with one question and one answer of together at most "
         f"{data['max_length']} tokens: {data['tokens']:,} tokens, {data['tokens'] / data['rows']:.0f} per row. {data['left_out']:,} of "
-        f"{data['read']:,} are longer and left out, because each system truncates differently. sha256 `{data['sha256'][:16]}`.\n"
+        f"{data['read']:,} are longer and were left out, because each system truncates differently. sha256 `{data['sha256'][:16]}`.\n"
     )
 
 
@@ -187,12 +187,12 @@ def _startup(rows: list[dict[str, Any]]) -> str:
                     *(f"{parts[n]:.1f}" if n in parts else "" for n in ("import", "load", "prepare")),
                 ]
             )
-    told = "From the command to the first step, with tokenization and packing; by part if the system reports it.\n"
+    told = "From the command to the first step, including tokenization and packing; by part if the system reports it.\n"
     return "## Startup\n\n" + told + "\n" + table_of(head, lines)
 
 
 def _settings(rows: list[dict[str, Any]]) -> str:
-    head = ["", "steps", "settings beyond the common ones", "weights", "packages"]
+    head = ["", "steps", "settings in addition to the common ones", "weights", "packages"]
     lines = [
         [
             row["name"],
@@ -209,14 +209,14 @@ def _settings(rows: list[dict[str, Any]]) -> str:
 
 def _losses(rows: list[dict[str, Any]]) -> str:
     lines = [[row["name"], " ".join(f"{loss:.3f}" for loss in row["losses"])] for row in rows if "rate" in row]
-    told = "As each system reports it, by step. The order of the rows differs.\n"
+    told = "The loss that each system reports, by step. The order of the rows differs.\n"
     return "## Training loss\n\n" + told + "\n" + table_of(["", "loss by step"], lines)
 
 
 def _profiles(profiles: dict[str, dict[str, float]]) -> str:
     kinds = list(next(iter(profiles.values()), {}))
     lines = [[name, *(f"{shares[kind]:.1%}" for kind in kinds)] for name, shares in profiles.items()]
-    told = "Shares of the time of torch's operations, in a separate training with torch's profiler.\n"
+    told = "Shares of the time of torch's operations, in a separate training run with torch's profiler.\n"
     return "## Where the time goes\n\n" + told + "\n" + table_of(["", *kinds], lines)
 
 

@@ -121,8 +121,8 @@ PAGE = """# A package served by vLLM
 
 Triton {server_version} with tuneline's backend for vLLM, and {told}, served one package in float32 on a CPU: a random model of two layers
 with four heads of 64, and two random LoRA adapters of rank 8. The base and the adapters answered {golden_prompts} prompts in total with {tokens}
-tokens each, greedily, over HTTP and streamed over gRPC, one at a time and eight at once. The server was ready after {ready_seconds:.0f} seconds. It
-reached {speeds} with these few short requests, which are not a benchmark.
+tokens each, decoded greedily, over HTTP and streamed over gRPC, one at a time and eight at once. The server was ready after {ready_seconds:.0f} seconds. It
+reached {speeds} with these few short requests, which is not a benchmark.
 
 **{matched} of {golden_prompts} texts equal those of transformers and PEFT.** The run fails if any text differs.
 
@@ -130,11 +130,11 @@ reached {speeds} with these few short requests, which are not a benchmark.
 |---|---|---|---|
 {rows}
 
-vLLM's CPU build has a defect: in a mixed batch, it computes a request without an adapter with the adapter in the last slot. On a CPU,
+vLLM's CPU build has a defect: in a mixed batch, it processes requests without an adapter with the adapter in the last slot. On a CPU,
 tuneline's backend therefore starts the engine with one additional, empty slot. Triton's own backend uses `max_loras` of model.json unchanged.
 
-Not tested: GPUs, bfloat16, and Triton's own vLLM backend. tuneline's backend reads the same files and answers the same requests, as far as
-Triton's documentation describes them.
+Not tested: GPUs, bfloat16, and Triton's own vLLM backend. According to Triton's documentation, tuneline's backend reads the same files and
+answers the same requests.
 """
 
 if __name__ == "__main__":

@@ -449,20 +449,20 @@ PAGE = """# Images built and run
 `make images-check` writes this page: `{command}`,
 {date}, commit {commit}, {processor}, {cores} cores with a load of {load}, {gib:.0f} GiB, Python {python}.
 
-buildah built the images without a registry, on a stand-in for the public base: Debian 12 by mmdebstrap with
+buildah built the images without a registry, on a stand-in for the public base image: Debian 12, made by mmdebstrap, with
 {packages}. All packages came from a folder of wheels, as in an air gap.
 
 In each image, the user was {uid}:{gid} without other groups or capabilities. Writes failed
 ({tried}), except to `/tmp`, `/dev/shm` and the volume.
-A connection that works outside failed, too ({connecting}). The labels contained version and commit.
+A connection that works outside also failed ({connecting}). The labels contained the version and commit.
 
-Under these limits, each image ran its stage on {lines} lines and a tiny model. The digests equal those of the same commands outside:
+Under these limits, each image ran its stage on {lines} lines and a tiny model. The digests equal those of the same commands run outside:
 
 | image | build, s | size with base, MiB | work | outside, s | in the image, s | digest, inside and outside |
 |---|---|---|---|---|---|---|
 {rows}
 {left}
-The curation image also ran the command of the compiled pipeline's step, in the environment of `platform.yaml`'s defaults, with the same
+The curation image also ran the command of the compiled pipeline's step, in the environment of `platform.yaml`'s defaults, and produced the same
 digest.
 """
 

@@ -29,8 +29,8 @@ random weights, which cost the same as trained ones. Texts are the documentation
 {mean:.0f} tokens on average in the packed cases, and answers joined to rows of full length in the others. LoRA has rank 16
 on all linear layers, without dropout, in bfloat16.
 
-Tokens are those of the rows, without padding. Rates are of the steps after the first {warmup}: of tuneline their mean,
-with the wait for rows; of TRL the median, which leaves out its slow steps. MFU is
+Tokens are those of the rows, without padding. Rates are of the steps after the first {warmup}: for tuneline their mean,
+including the wait for rows; for TRL the median, which leaves out its slow steps. MFU is
 4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](../how-to/fine-tuning.md#tested-devices)), over
 {peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
 """
@@ -44,10 +44,10 @@ CHANGES = """## What these measurements changed
 - **Idle time between steps**: in a trace, no kernel ran for 80 ms of each one-second step. The rows of the next step are
   now fetched while the GPU computes, and nothing waits for the GPU before the optimizer's step.
 - **Memory** of attention `sdpa` was underestimated by 11%; the estimate now counts the copies that a mask requires.
-- **Liger** replaces layers for a whole process. They are restored after a training; a later one with compilation failed.
+- **Liger** replaces layers for a whole process. They are now restored after training; previously, a later compiled run in the process failed.
 
-What separates `lora-packed` from 55% MFU is the time without kernels: its kernels take 0.88 s per 16,384 tokens (twice
-the profiled half step), and the step takes 0.96 s. Without that difference MFU would be 57%. Most of the rest are
+The time without kernels separates `lora-packed` from 55% MFU: its kernels take 0.88 s per 16,384 tokens (twice
+the profiled half step), and the step takes 0.96 s. Without that difference, the MFU would be 57%. Most of the rest are
 matrix products; LoRA's small products, norms and activations are memory-bound. The first step of the compiled cases takes
 73 to 88 seconds.
 """
@@ -68,7 +68,7 @@ def write_page(results: Results, path: Path, commit: str) -> None:
         "![tokens per second, and the time of a step by kind of kernel](images/benchmarks-gpu.svg)\n",
         CHANGES,
         "## Training\n\n" + _tabulate_training(results),
-        "## Time of a step\n\nSeconds by kind of kernel, of one step under PyTorch's profiler. In the rest of the step no kernel runs.\n\n"
+        "## Time of a step\n\nSeconds by kind of kernel for one step under PyTorch's profiler. In the rest of the step, no kernel runs.\n\n"
         + _tabulate_profiles(results),
         "## Serving\n\n" + _describe_serving(results),
         "## Scoring\n\n" + _describe_scoring(results),
@@ -118,7 +118,7 @@ def _list_goals(results: Results) -> str:
         ["LoRA 8B at 2,048 tokens: MFU of at least 55%", f"{mfu[best]:.1%} (`{best}`)", met(mfu[best] >= MFU_GOAL)],
         ["predicted memory within 10%", f"largest error {worst:+.1%} of {len(errors)} recipes", met(abs(worst) <= MEMORY_GOAL)],
         ["GPU in use for 70% of the time: training", f"{use:.0%}", met(use >= USE_GOAL)],
-        ["the same: serving, 16 clients", f"{serving['rates']['16']['usage']:.0%}", met(serving["rates"]["16"]["usage"] >= USE_GOAL)],
+        ["GPU in use for 70% of the time: serving, 16 clients", f"{serving['rates']['16']['usage']:.0%}", met(serving["rates"]["16"]["usage"] >= USE_GOAL)],
         ["serving at 16 clients: 5 × plain generate", f"{serving['ratio']['16']:.1f} ×", met(serving["ratio"]["16"] >= SERVING_GOAL)],
     ]  # fmt: skip
     return table_of(["goal", "measured", ""], rows)
@@ -157,9 +157,7 @@ def _tabulate_training(results: Results) -> str:
         compute_rate(results[ours]) / compute_rate(results[theirs])
         for ours, theirs in (("lora", "trl-liger"), ("lora-packed", "trl-packed"))
     )
-    ratios = (
-        f"Beside plain TRL in the same run: {full:.2f} × with rows of full length, {packed:.2f} × with packed rows."
-    )
+    ratios = f"Compared with plain TRL in the same run: {full:.2f} × with rows of full length, {packed:.2f} × with packed rows."
     if results["machine"]["versions"].get("flash_attn") is None:
         ratios += "\nWithout flash-attn, transformers separates packed rows by a mask. TRL inherits it; tuneline's `varlen` avoids it."
     return f"{table}\n{ratios}\n"
@@ -188,14 +186,14 @@ def _describe_serving(results: Results) -> str:
         for clients, rate in serving["rates"].items()
     ]
     return (
-        "The python backend's generator beside transformers' `generate`, which answers one request at a time with\n"
+        "The python backend's generator compared with transformers' `generate`, which answers one request at a time with\n"
         f"{serving['plain_tokens_per_second']:.0f} tokens/s: prompts of 256 tokens, answers of 128, both in one process\n"
         f"without Triton. The cache holds {serving['cache_tokens']:,} tokens, half of the "
         f"{serving['free_bytes_before'] / GB:.0f} GB that the weights leave free.\n\n"
-        + table_of(["clients", "tokens/s", "of generate", "GPU use", "sampled tokens/s"], rows)
-        + "\nSampled: temperature 0.7 and top_p 0.9, a separate seed per request. In these runs the processor listed the places of cached\n"
-        "tokens between steps, for 2 of 14 ms with 16 clients and 6 of 26 ms with 64. Since then numpy computes them: with 64\n"
-        "requests of 2,000 tokens in 0.5 ms instead of 31 on one core of another machine.\n"
+        + table_of(["clients", "tokens/s", "÷ generate", "GPU use", "sampled tokens/s"], rows)
+        + "\nSampled: temperature 0.7 and top_p 0.9, a separate seed per request. In these runs, the CPU listed the positions of cached\n"
+        "tokens between steps, which took 2 of 14 ms with 16 clients and 6 of 26 ms with 64. Now numpy computes them: for 64\n"
+        "requests of 2,000 tokens, in 0.5 ms instead of 31 ms on one core of another machine.\n"
     )
 
 
@@ -203,8 +201,8 @@ def _describe_scoring(results: Results) -> str:
     score = results["score"]
     rows = [[name, f"{engine['seconds']:.3f}"] for name, engine in score["engines"].items()]
     return (
-        f"{score['requests']:,} likelihoods of four continuations per question, 8B, bfloat16, beside lm-eval's HFLM with the\n"
-        f"same loaded model: {score['ratio']:.2f} × as fast as its best batch size, in a run of less than a second. The\n"
+        f"{score['requests']:,} likelihoods of four continuations per question, 8B, bfloat16, compared with lm-eval's HFLM with the\n"
+        f"same loaded model: {score['ratio']:.2f} × as fast as with its best batch size, in a run of less than a second. The\n"
         f"log-likelihoods differ by {score['median_difference']:.2f} nats in the median; neither was compared with float32.\n\n"
         + table_of(["engine", "seconds"], rows)
     )
@@ -214,8 +212,8 @@ def _describe_resume(resume: dict[str, Any]) -> str:
     found = resume["difference"]
     return (
         f"LoRA of the 1B shape, killed by SIGKILL after the checkpoint of step {resume['resumed_from']} of 6, and resumed from it:\n"
-        f"the losses differ from those of an uninterrupted training by at most {found['resumed']:.1e} nats. Two uninterrupted\n"
-        f"trainings differ by {found['repeated']:.1e}: FlashAttention's backward pass adds in an order that varies.\n"
+        f"the losses differ from those of an uninterrupted run by at most {found['resumed']:.1e} nats. Two uninterrupted\n"
+        f"runs differ by {found['repeated']:.1e}: FlashAttention's backward pass adds in an order that varies.\n"
     )
 
 

@@ -245,7 +245,7 @@ def _with_adapter(
     contestants: dict[str, Callable[[], list[Answers]]] = {
         "base alone": lambda: through(base, None),
         "adapter alone, added to the weights": lambda: through(tuned, None),
-        "adapter alone, beside the weights": attached,
+        "adapter alone, not added": attached,
         "base and adapter": lambda: through(tuned, base),
         **({"lm-eval, adapter": theirs} if best is not None else {}),
     }
@@ -258,7 +258,7 @@ def _with_adapter(
             found[name] = contestants[name]()
             rounds[name].append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
             _note(f"round {number + 1}, {name}", rounds[name][-1])
-    beside = found["adapter alone, beside the weights"][0]
+    beside = found["adapter alone, not added"][0]
     together = found["base and adapter"]
     return {
         "rounds": rounds,

@@ -34,14 +34,14 @@ class Contestant:
 TUNELINE, TRL, FACTORY = "tuneline", "TRL", "LLaMA-Factory"
 SCRIPTS = {TUNELINE: "run_tuneline_finetune", TRL: "run_trl", FACTORY: "run_llama_factory"}
 FLAGS = {
-    TUNELINE: "the stage's defaults but micro_batch_size {micro_batch_size}: activations kept where memory allows, no padding",
+    TUNELINE: "the stage's defaults except micro_batch_size {micro_batch_size}: activations kept where memory allows, no padding",
     TRL: "SFTConfig's defaults: gradient checkpointing, batches padded to the longest row",
     FACTORY: "`stage: sft`'s defaults: gradient checkpointing, batches padded to the longest row",
 }
 PACKED = {
     TUNELINE: "the same with packing: true (best fit decreasing)",
     TRL: "the same with packing=True (best fit decreasing)",
-    FACTORY: "the same with packing: true and neat_packing: true, without which packed rows see each other",
+    FACTORY: "the same with packing: true and neat_packing: true, without which packed rows attend to each other",
 }
 
 

@@ -34,7 +34,7 @@ def test_page_lists_misses() -> None:
     other = predict(Scenario("queue", Cluster((4,), 50 * MIB, 50 * MIB), FEW))
     assert abs(compute_errors(other, predicted)["throughput"] or 0) > 0.05
     page = write_page([(scenario, other, predicted)])
-    assert "1 of 1 scenarios miss | **missed**" in page
+    assert "missed in 1 of 1 scenarios | **missed**" in page
     assert write_page([(scenario, predicted, predicted)]).count("| met |") == 2
 
 

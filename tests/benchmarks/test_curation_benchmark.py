@@ -244,7 +244,9 @@ def test_page_compares_checkouts_and_keeps_other_sections() -> None:
         for checkout, cpu, memory in (("baseline", 4, 300), ("this checkout", 2, 200), ("baseline", 6, 310))
     ]
     part = {**ENVIRONMENT, "runs": runs, "commits": {"baseline": "abc", "this checkout": "def"}}
-    previous = "# Old\n\n## The whole curation\n\nkept\n\n## Default curation beside an earlier commit\n\nreplaced\n"
+    previous = (
+        "# Old\n\n## The whole curation\n\nkept\n\n## Default curation, compared with an earlier commit\n\nreplaced\n"
+    )
     text = page.markdown({"baseline": part}, previous)
     assert "| rows | this checkout | 1,000 | 1,000 | 2.0 | 500 | 2.50 | 200 MiB |" in text
     assert "| rows | baseline | 1,000 | 1,000 | 5.0 | 200 | 1.00 | 310 MiB |" in text

@@ -208,7 +208,7 @@ def test_page_reports_missed_goals_and_failed_peers() -> None:
     assert "≥ 1.2: **missed**" in page
     assert "| ≤ 1: **missed** | +0.2000, **higher** |" in page
     assert "**llama-factory-off** was not measured: exit code 1: no such package" in page
-    assert "![tokens a second, and the loss while training](images/plot.svg)" in page
+    assert "![tokens per second, and the loss during training](images/plot.svg)" in page
     assert "2.500 2.250" in page
     assert "On 2026-11-21." in page
     assert "| trl-off | 75.0% | 25.0% |" in page

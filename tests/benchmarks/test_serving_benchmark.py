@@ -252,18 +252,18 @@ def build_results(speed: float, **changes: Any) -> dict[str, Any]:
 
 def test_page_reports_every_goal_as_met_or_missed() -> None:
     page = serving_page.markdown(build_results(430.0), "plot.svg")
-    assert "tokens/s at 16 clients over one at a time at 16: 5.51 (goal: at least 5: met)" in page
-    assert "tokens/s at 16 clients over vLLM's: 0.977\n" in page
-    assert "tokens per CPU second of the server at 16 clients over vLLM's: 1.95 (goal: at least 1: met)" in page
+    assert "tokens/s at 16 clients ÷ one at a time at 16 clients: 5.51 (goal: at least 5: met)" in page
+    assert "tokens/s at 16 clients ÷ vLLM's: 0.977\n" in page
+    assert "tokens per CPU second of the server at 16 clients ÷ vLLM's: 1.95 (goal: at least 1: met)" in page
     assert "gateway's CPU milliseconds per whole answer: 1.5 (goal: at most 2: met)" in page
     assert "gateway's CPU milliseconds per streamed answer of one token: 2.5 (goal: at most 2: **missed**)" in page
     assert "takes 70% of the time of these answers" in page
     assert "gateway's CPU milliseconds per further streamed token: 0.05 (goal: at most 0.1: met)" in page
     assert "CPU milliseconds of capture on the request path: 0.01 (goal: at most 0.05: met)" in page
     assert "| with capture | 1.60 | 2.60 | 0.050 |" in page
-    assert "first token at 16 clients over vLLM's, p50: 2 (goal: at most 1.5: **missed**)" in page
-    assert f"tokens/s at 1 client over {GENERATE}: 0.941 (goal: at least 1: **missed**)" in page
-    assert "answers among many clients equal those given alone: met" in page
+    assert "time to first token at 16 clients, p50 ÷ vLLM's: 2 (goal: at most 1.5: **missed**)" in page
+    assert f"tokens/s at 1 client ÷ {GENERATE}: 0.941 (goal: at least 1: **missed**)" in page
+    assert "answers among many clients equal those of a single client: met" in page
     assert "| 16 | 470.0 | 9 | 1.00 (50%) |" in page
     assert "at least 5: **missed**" in serving_page.markdown(build_results(380.0), "plot.svg")
 
@@ -272,8 +272,8 @@ def test_page_without_vllm_reports_the_cause_and_other_goals() -> None:
     ours = [level for level in build_results(430.0)["levels"] if level["contestant"] != VLLM]
     page = serving_page.markdown(build_results(430.0, levels=ours, errors={VLLM: "no such Python"}), "plot.svg")
     assert "**vLLM** was not measured: no such Python" in page
-    assert "over vLLM's" not in page
-    assert "one at a time at 1: 5.38" in page
+    assert "÷ vLLM's" not in page
+    assert "one at a time at 1 client: 5.38" in page
 
 
 def test_answer_changed_by_batching_misses_the_goal() -> None:
@@ -288,7 +288,7 @@ def test_answer_changed_by_batching_misses_the_goal() -> None:
         (16, 1, 2),
     ]
     page = serving_page.markdown(build_results(430.0, texts=text_checks), "plot.svg")
-    assert "answers among many clients equal those given alone: **missed**" in page
+    assert "answers among many clients equal those of a single client: **missed**" in page
 
 
 def build_soak_results(memory_mib: list[float], leftovers: list[str] | None = None) -> dict[str, Any]:
