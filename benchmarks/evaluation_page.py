@@ -127,7 +127,8 @@ def _beside(results: dict[str, Any]) -> str:
     wall, cpu = speed(results), speed(results, "cpu")
     goal = f"Goal, at least {SPEED:g} × the speed of lm-eval at its best batch size: {met(min(wall, cpu) >= SPEED)}"
     told = (
-        f"tuneline with `batch_tokens: {results['batch_tokens']}`. Medians of the rounds, which took {all_rounds} s.\n"
+        f"tuneline runs with `batch_tokens: {results['batch_tokens']}`. The table shows the medians of the rounds, in which tuneline and "
+        f"lm-eval took {all_rounds} s.\n"
     )
     if results["load"] > results["cores"] / 2:
         told += "\nOther programs were using the CPU: compare the CPU seconds, not the elapsed seconds.\n"

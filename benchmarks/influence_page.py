@@ -103,8 +103,8 @@ def _summarize(cases: Sequence[CaseResult], words: Sequence[WordResult]) -> str:
         gain: np.ndarray = np.subtract(*found)
         error = gain.std(ddof=1) / len(gain) ** 0.5
         lines.append(
-            f"- Goal: without the top {share:.0%} of the words, the answer loses more than without random ones, by two standard "
-            f"errors: {met(bool(gain.mean() > 2 * error))} ({_describe_mean(gain)} nats)"
+            f"- Goal: removing the top {share:.0%} of the words costs the answer more log-probability than removing random ones, by two "
+            f"standard errors: {met(bool(gain.mean() > 2 * error))} ({_describe_mean(gain)} nats)"
         )
     return "\n".join(lines) + "\n"
 

@@ -29,7 +29,7 @@ random weights, which cost the same as trained ones. Texts are the documentation
 {mean:.0f} tokens on average in the packed cases, and answers joined to rows of full length in the others. LoRA has rank 16
 on all linear layers, without dropout, in bfloat16.
 
-Tokens are those of the rows, without padding. Rates are of the steps after the first {warmup}: for tuneline their mean,
+Tokens are those of the rows, without padding. Rates cover the steps after the first {warmup}: for tuneline their mean,
 including the wait for rows; for TRL the median, which leaves out its slow steps. MFU is
 4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](../how-to/fine-tuning.md#tested-devices)), over
 {peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
