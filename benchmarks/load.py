@@ -1,4 +1,4 @@
-"""A load client for a language model behind Triton: how long until the first token, how long a token, how many tokens a second.
+"""A load client for a language model behind Triton: how long until the first token, how long a token, how many tokens per second.
 
     python -m benchmarks.load --url 127.0.0.1:8001 --model tuneline --clients 1,4,16 --rate 1,2 --requests 64 --max-tokens 32
     python -m benchmarks.load --url 127.0.0.1:8001 --model tuneline --clients 16 --whole --prompts FILE --json FILE
@@ -59,7 +59,7 @@ def measure(
             else open_loop(line.send, zip(arrivals(rate, seed), asks, strict=False), done)
         )
 
-    say.step(f"{clients} clients" if clients else f"{rate:g} requests a second")
+    say.step(f"{clients} clients" if clients else f"{rate:g} requests per second")
     mine, theirs = time.process_time(), cpu_of(server)
     asyncio.run(connected(target, work))
     cpu = {"client": time.process_time() - mine, "server": cpu_of(server) - theirs if server else None}
@@ -79,7 +79,7 @@ def cpu_of(pid: int) -> float:
 
 
 def figures(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Of answers measured together: counts, tokens a second from the first request to the last answer, and percentiles in seconds.
+    """Of answers measured together: counts, tokens per second from the first request to the last answer, and percentiles in seconds.
 
     Only whole answers count for percentiles; `first_token` is of streamed ones, and None where there is none.
     """

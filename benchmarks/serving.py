@@ -297,7 +297,7 @@ def _arguments() -> argparse.Namespace:
         type=load.numbers(float),
         default=[2.0, 4.0, 8.0],
         metavar="R,R",
-        help="open loops, requests a second",
+        help="open loops, requests per second",
     )
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="of each client")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of an open loop")

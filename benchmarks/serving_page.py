@@ -52,7 +52,7 @@ def rounds(results: dict[str, Any], name: str, clients: int = 0, rate: float = 0
 
 
 def speed(results: dict[str, Any], name: str, clients: int = 1) -> float | None:
-    """Tokens a second, the median of the rounds; None of what was not measured."""
+    """Tokens per second, the median of the rounds; None of what was not measured."""
     if name == GENERATE:
         return median(one["tokens_per_second"] for one in results["generate"])
     found = [one["tokens_per_second"] for one in rounds(results, name, clients)]
@@ -265,7 +265,7 @@ def _profile(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Tokens a second and times by clients, and times by rate, as one SVG."""
+    """Tokens per second and times by clients, and times by rate, as one SVG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -288,9 +288,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
             times = [1000 * (seconds(one, "latency", rank) or 0) for _, one in known]
             late.plot([rate for rate, _ in known], times, **{**style, "label": f"{name}, {rank}", "linestyle": line})
     tokens.axhline(speed(results, GENERATE) or 0, color="grey", linewidth=0.8, linestyle="--", label=GENERATE)
-    titles = ("tokens a second", "first token p50, ms", "a token p50, ms", "answer, ms")
+    titles = ("tokens per second", "first token p50, ms", "a token p50, ms", "answer, ms")
     for axes, title, x in zip(
-        (tokens, first, each, late), titles, ["clients"] * 3 + ["requests a second"], strict=True
+        (tokens, first, each, late), titles, ["clients"] * 3 + ["requests per second"], strict=True
     ):
         _finish(axes, title, x)
     path.parent.mkdir(parents=True, exist_ok=True)

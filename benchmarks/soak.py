@@ -298,7 +298,7 @@ def main() -> None:
     os.environ["TUNELINE_THREADS"] = str(args.threads)
     reporter, samples = create_console_reporter(), workdir / "samples.jsonl"
     samples.unlink(missing_ok=True)
-    reporter.step(f"{args.rate:g} requests a second")
+    reporter.step(f"{args.rate:g} requests per second")
     with running_stack(repository, workdir) as (server, gateway, client):
         log, pids = Log(samples), {"server": server.pid, "gateway": gateway.pid}
         before = {name: load.cpu_of(pid) for name, pid in pids.items()} | {"client": time.process_time()}
@@ -329,7 +329,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--warmup-minutes", type=float, default=5.0, metavar="N", help="minutes after which memory must stay flat"
     )
-    parser.add_argument("--rate", type=float, default=1.0, metavar="R", help="requests a second, on average")
+    parser.add_argument("--rate", type=float, default=1.0, metavar="R", help="requests per second, on average")
     parser.add_argument("--every", type=float, default=15.0, metavar="S", help="seconds between two samples of memory")
     parser.add_argument(
         "--model", default=served.RANDOM, metavar="SOURCE", help="a base model; default: a random one of 27M parameters"

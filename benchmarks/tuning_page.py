@@ -46,7 +46,7 @@ def combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rate(one: dict[str, Any]) -> float:
-    """Useful tokens a second of a round."""
+    """Useful tokens per second of a round."""
     return float(one["tokens"] / one["seconds"])
 
 
@@ -221,7 +221,7 @@ def _profiles(profiles: dict[str, dict[str, float]]) -> str:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Tokens a second and memory as bars, and the loss by the tokens seen, as one SVG."""
+    """Tokens per second and memory as bars, and the loss by the tokens seen, as one SVG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -233,7 +233,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     (speed, memory), (off, on) = figure.subplots(2, 2)
     colours = {system: f"C{number}" for number, system in enumerate(tuners.SCRIPTS)}
     for axes, key, unit, title in (
-        (speed, "rate", 1, "useful tokens a second"),
+        (speed, "rate", 1, "useful tokens per second"),
         (memory, "pss", GIB, "peak memory, GiB"),
     ):
         axes.barh([r["name"] for r in rows], [r[key] / unit for r in rows], color=[colours[r["system"]] for r in rows])

@@ -35,7 +35,7 @@ async def run(
     slots: int,
     cache_tokens: int,
 ) -> list[dict[str, Any]]:
-    """For each number of clients: tokens a second, steps, and seconds by part: the model's forward pass, what is made for it (`inputs`),
+    """For each number of clients: tokens per second, steps, and seconds by part: the model's forward pass, what is made for it (`inputs`),
     the choice of tokens (`choosing`), handing them over (`answers`), and what is outside of these (`rest`)."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
