@@ -376,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run all scenarios and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--markdown", type=Path, default=PAGE, help="Page to write.")
-    parser.add_argument("--folder", type=Path, help="Folder of the files. Default: a temporary folder.")
+    parser.add_argument("--folder", type=Path, help="Folder for the files. Default: a temporary folder.")
     options = parser.parse_args(arguments)
     runs = []
     for scenario in build_scenarios():

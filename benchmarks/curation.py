@@ -59,29 +59,39 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.curation", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--documents", type=int, default=100_000, metavar="N", help="documents of the corpus for fuzzy and curation"
+        "--documents",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="Number of documents in the corpus of the parts fuzzy and curation.",
     )
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-curation"), metavar="DIR")
     parser.add_argument(
         "--parts",
         default="fuzzy,curation,template",
-        help=f"of {', '.join(PARTS)}, with commas between; empty: only the page",
-    )
-    parser.add_argument("--peers", default="datatrove,text-dedup,rensa", help="packages to compare with; empty: none")
-    parser.add_argument("--python", default=sys.executable, help="the Python of the peers' environments")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="rows of each corpus of scale")
-    parser.add_argument("--corpus", type=Path, action="append", default=[], help="folder of public text; repeatable")
-    parser.add_argument(
-        "--about", type=Path, metavar="FILE", help="Markdown text that names the public text and its licences"
+        help=f"Comma-separated parts to measure: {', '.join(PARTS)}. Empty: write only the page.",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="CHECKOUT", help="checkout to compare the default curation with"
+        "--peers", default="datatrove,text-dedup,rensa", help="Comma-separated packages to compare with. Empty: none."
     )
-    parser.add_argument("--repeats", type=int, default=3, help="alternating runs of each checkout")
-    parser.add_argument("--million", action="store_true", help="add scale to the parts")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter of the peers' environments.")
+    parser.add_argument(
+        "--sizes",
+        default=",".join(map(str, SIZES)),
+        help="Comma-separated numbers of rows, each for one corpus of the part scale.",
+    )
+    parser.add_argument("--corpus", type=Path, action="append", default=[], help="Folder of public text; repeatable.")
+    parser.add_argument(
+        "--about", type=Path, metavar="FILE", help="Markdown file that describes the public text and its licences."
+    )
+    parser.add_argument(
+        "--baseline", type=Path, metavar="CHECKOUT", help="Checkout with which to compare the default curation."
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="Number of runs of each checkout, which alternate.")
+    parser.add_argument("--million", action="store_true", help="Add scale to the parts.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here too")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page of all results so far")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="File to which all results are also written.")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="Page to write, with all results so far.")
     args = parser.parse_args()
     args.parts += ",scale" if args.million and "scale" not in args.parts else ""
     for name, given, known in (

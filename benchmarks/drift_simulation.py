@@ -222,11 +222,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from benchmarks import drift_simulation_page, machine
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--markdown", type=Path, help="Page to write; its plot is written to images/ beside it.")
+    parser.add_argument(
+        "--markdown", type=Path, help="Page to write; its plot is written to the folder images next to it."
+    )
     parser.add_argument("--far", type=Path, nargs="*", default=[], help="Files of prompts about other topics.")
     parser.add_argument("--language", type=Path, nargs="*", default=[], help="Files of texts in other languages.")
-    parser.add_argument("--near", nargs="*", default=[], help="Installed packages to ask about.")
-    parser.add_argument("--scale", type=float, default=1.0, help="Factor of the number of runs.")
+    parser.add_argument("--near", nargs="*", default=[], help="Installed packages about which to ask questions.")
+    parser.add_argument("--scale", type=float, default=1.0, help="Factor by which to multiply the number of runs.")
     options = parser.parse_args(arguments)
     began = time.process_time()
     texts = {

@@ -66,36 +66,53 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluation", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="FOLDER", help="MosaicML's in-context-learning files"
+        "--data", type=Path, required=True, metavar="FOLDER", help="Folder of MosaicML's in-context-learning files."
     )
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-evaluation"), metavar="DIR")
-    parser.add_argument("--model", default=model_loading.EMBEDDED_SOURCE, metavar="SOURCE", help="the base model")
-    parser.add_argument("--tasks", default=",".join(icl.TASKS), metavar="NAMES", help=f"of {', '.join(icl.ALL_TASKS)}")
-    parser.add_argument("--rows", type=int, default=100, metavar="N", help="first rows of each file; 0: all")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that each is measured, in turns")
-    parser.add_argument("--threads", type=int, default=cpu_cores.get_thread_count(), metavar="N", help="of both")
+    parser.add_argument("--model", default=model_loading.EMBEDDED_SOURCE, metavar="SOURCE", help="Base model.")
     parser.add_argument(
-        "--batch-tokens", type=int, default=2048, metavar="N", help="evaluation.batch_tokens of tuneline"
+        "--tasks",
+        default=",".join(icl.TASKS),
+        metavar="NAMES",
+        help=f"Comma-separated tasks: {', '.join(icl.ALL_TASKS)}.",
+    )
+    parser.add_argument(
+        "--rows", type=int, default=100, metavar="N", help="Number of rows to use of each file; 0: all."
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="Number of measurements of each system, which alternate."
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=cpu_cores.get_thread_count(),
+        metavar="N",
+        help="Number of threads of each system.",
+    )
+    parser.add_argument(
+        "--batch-tokens", type=int, default=2048, metavar="N", help="Value of evaluation.batch_tokens for tuneline."
     )
     parser.add_argument(
         "--batches",
         default=",".join(map(str, BATCHES)),
         metavar="SIZES",
-        help="lm-eval's batch sizes, of which the best counts",
+        help="Comma-separated batch sizes of lm-eval; the fastest is used.",
     )
     parser.add_argument(
-        "--trial-rows", type=int, default=16, metavar="N", help="rows of each file on which those are tried"
+        "--trial-rows",
+        type=int,
+        default=16,
+        metavar="N",
+        help="Number of rows of each file with which to try the batch sizes.",
     )
     parser.add_argument(
-        "--profile-rows", type=int, default=20, metavar="N", help="rows of each file of which the profiles are"
+        "--profile-rows", type=int, default=20, metavar="N", help="Number of rows of each file to profile."
     )
     parser.add_argument(
-        "--peer-path", type=Path, metavar="DIR", help="a folder with lm-eval, as pip install --target makes it"
+        "--peer-path", type=Path, metavar="DIR", help="Folder with lm-eval, created by pip install --target."
     )
-    parser.add_argument(
-        "--without-adapter", action="store_true", help="leave out the measurement of an adapter and its base"
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page")
+    parser.add_argument("--without-adapter", action="store_true", help="Do not measure an adapter and its base.")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="Page to write.")
     args = parser.parse_args()
     if unknown := set(args.tasks.split(",")) - set(icl.ALL_TASKS):
         parser.error(f"--tasks: {', '.join(sorted(unknown))} is none of {', '.join(icl.ALL_TASKS)}")

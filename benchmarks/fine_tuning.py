@@ -87,47 +87,64 @@ def _arguments() -> argparse.Namespace:
         "--data",
         type=Path,
         metavar="FILE",
-        help="JSONL (or .gz) of messages or prompt/response; default: the demo's rows",
+        help="JSONL file (or .gz) with messages, or with prompt and response. Default: the demo's rows.",
     )
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-fine-tuning"), metavar="DIR")
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(
-        "--tokens", type=int, default=16_000, metavar="N", help="useful tokens that each trains on, about"
+        "--tokens",
+        type=int,
+        default=16_000,
+        metavar="N",
+        help="Approximate number of useful tokens on which each system trains.",
     )
-    amount.add_argument("--steps", type=int, metavar="N", help="instead: optimizer steps without packing")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="times that all are measured, in turns")
+    amount.add_argument(
+        "--steps", type=int, metavar="N", help="Number of optimizer steps without packing, instead of --tokens."
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, metavar="N", help="Number of measurements of each system, which alternate."
+    )
     parser.add_argument(
         "--only",
         default=",".join(one.name for one in tuners.CONTESTANTS),
         metavar="NAMES",
-        help=f"of {', '.join(KNOWN)}",
+        help=f"Comma-separated systems to measure: {', '.join(KNOWN)}.",
     )
-    parser.add_argument("--max-length", type=int, default=512, metavar="N", help="tokens a row")
+    parser.add_argument("--max-length", type=int, default=512, metavar="N", help="Maximum number of tokens per row.")
     parser.add_argument(
         "--held-out",
         type=int,
         default=64,
         metavar="N",
-        help="last rows of the file, on which the adapters are measured",
+        help="Number of rows at the end of the file with which the adapters are evaluated.",
     )
     parser.add_argument(
-        "--threads", type=int, default=cpu_cores.get_thread_count(), metavar="N", help="of each contestant"
+        "--threads",
+        type=int,
+        default=cpu_cores.get_thread_count(),
+        metavar="N",
+        help="Number of threads of each system.",
     )
     parser.add_argument(
         "--micro-batch",
         type=int,
         default=tuners.MICRO,
         metavar="N",
-        help="tuneline's micro_batch_size, and that of the peers at their best settings",
+        help="micro_batch_size of tuneline, and of the peers at their best settings.",
     )
     parser.add_argument(
-        "--python", default=sys.executable, help="the Python that LLaMA-Factory's environment is made with"
+        "--python", default=sys.executable, help="Python interpreter with which to create LLaMA-Factory's environment."
     )
-    parser.add_argument("--peer-python", metavar="PYTHON", help="one that has LLaMA-Factory already")
+    parser.add_argument(
+        "--peer-python", metavar="PYTHON", help="Python interpreter of an environment that already has LLaMA-Factory."
+    )
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="File to which the results are also written.")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the page, and its plot into the folder images beside it"
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="Page to write; its plot is written to the folder images next to it.",
     )
     args = parser.parse_args()
     if args.micro_batch < 1 or BATCH % args.micro_batch:

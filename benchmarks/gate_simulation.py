@@ -323,7 +323,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from benchmarks import gate_simulation_page, machine
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--markdown", type=Path, help="Page to write; its plot is written to images/ beside it.")
+    parser.add_argument(
+        "--markdown", type=Path, help="Page to write; its plot is written to the folder images next to it."
+    )
     parser.add_argument("--trials", type=int, default=2000, help="Number of trials at the limit, per case.")
     parser.add_argument("--samples", type=int, default=2000, help="Number of random weightings of the items.")
     options = parser.parse_args(arguments)

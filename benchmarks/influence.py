@@ -302,7 +302,9 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--markdown", type=Path, required=True)
-    parser.add_argument("--retrainings", type=int, default=16, help="Retrainings on random halves of the rows.")
+    parser.add_argument(
+        "--retrainings", type=int, default=16, help="Number of retrainings on random halves of the rows."
+    )
     arguments = parser.parse_args()
     facts = circumstances("benchmarks.influence")
     model_loading.prepare_torch(0, "cpu")

@@ -216,39 +216,56 @@ def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC address")
     parser.add_argument(
-        "--model", required=True, metavar="NAME", help="the model; its streamed answers come from NAME_stream"
+        "--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="Address of the server's gRPC port."
     )
-    parser.add_argument("--stream-model", metavar="NAME", help="where streamed answers come from instead")
-    parser.add_argument("--whole", action="store_true", help="whole answers by unary calls instead of streamed ones")
     parser.add_argument(
-        "--clients", type=numbers(int), default=[], metavar="N,N", help="closed loops with these numbers of clients"
+        "--model", required=True, metavar="NAME", help="Name of the model. Streamed answers come from NAME_stream."
+    )
+    parser.add_argument("--stream-model", metavar="NAME", help="Name of another model for streamed answers.")
+    parser.add_argument(
+        "--whole", action="store_true", help="Request whole answers by unary calls instead of streamed answers."
+    )
+    parser.add_argument(
+        "--clients",
+        type=numbers(int),
+        default=[],
+        metavar="N,N",
+        help="Comma-separated numbers of clients, each for one closed loop.",
     )
     parser.add_argument(
         "--rate",
         type=numbers(float),
         default=[],
         metavar="R,R",
-        help="open loops with these rates in requests per second",
+        help="Comma-separated rates in requests per second, each for one open loop.",
     )
-    parser.add_argument("--requests", type=int, default=64, metavar="N", help="of each loop")
-    parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="of an answer")
+    parser.add_argument("--requests", type=int, default=64, metavar="N", help="Number of requests of each loop.")
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="a prompt a line, or .jsonl with an object of inputs a line"
+        "--max-tokens", type=int, default=32, metavar="N", help="Maximum number of tokens of an answer."
     )
     parser.add_argument(
-        "--warmup", type=int, default=2, metavar="N", help="requests before the first loop, which do not count"
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="Text file with one prompt per line, or .jsonl file with one object of inputs per line.",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the times at which requests arrive")
+    parser.add_argument(
+        "--warmup",
+        type=int,
+        default=2,
+        metavar="N",
+        help="Number of requests before the first loop, which are not measured.",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the arrival times of requests.")
     parser.add_argument(
         "--server-pid",
         type=int,
         default=0,
         metavar="PID",
-        help="server process on this machine, whose CPU time is reported",
+        help="Process ID of the server on this machine, whose CPU time is reported.",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and answers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="File to which all figures and answers are written.")
     args = parser.parse_args()
     if not args.clients and not args.rate:
         args.clients = [1, 4, 16]

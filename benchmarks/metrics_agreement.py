@@ -250,10 +250,13 @@ def _engine(model: Path | None, folder: Path) -> Any:
 def main() -> int:
     """Compare all that can be compared; exit code 1 where an item differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the public files")
-    parser.add_argument("--model", type=Path, help="a model in the Hugging Face layout; a tiny random one without")
+    parser.add_argument("--data", type=Path, required=True, help="Folder of the public files.")
+    parser.add_argument("--model", type=Path, help="Model in the Hugging Face layout. Default: a tiny random model.")
     parser.add_argument(
-        "--items", type=int, default=200, help="items of each file that are compared, all of GSM8K's numbers"
+        "--items",
+        type=int,
+        default=200,
+        help="Number of items to compare of each file; of GSM8K, all numbers are compared.",
     )
     given = parser.parse_args()
     wrong = 0

@@ -261,10 +261,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("annotated", "generated", "phones", "counted"))
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--texts", type=int, default=20_000, help="how many texts to generate")
-    parser.add_argument("--cut", type=int, help="characters to cut each text to, for its cost")
+    parser.add_argument("--texts", type=int, default=20_000, help="Number of texts to generate.")
+    parser.add_argument("--cut", type=int, help="Number of characters after which to cut each text.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--model", default="", help="folder of a spaCy model")
+    parser.add_argument("--model", default="", help="Folder of a spaCy model.")
     given = parser.parse_intermixed_args()
     names = NamesConfig(model=given.model)
     if given.what == "phones":

@@ -68,7 +68,7 @@ def _options() -> argparse.ArgumentParser:
         ("dpo", "preference pairs"),
         ("kto", "labelled answers"),
     ):
-        parser.add_argument(f"--{name}", help=f"a file of {what}")
+        parser.add_argument(f"--{name}", help=f"File of {what}.")
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/recipes"))
     parser.add_argument("--markdown", type=Path)
     return parser

@@ -283,34 +283,47 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-serving"), metavar="DIR")
     parser.add_argument(
-        "--model", default=served.RANDOM, metavar="SOURCE", help="a base model; default: a random one of 27M parameters"
+        "--model",
+        default=served.RANDOM,
+        metavar="SOURCE",
+        help="Base model. Default: a random model with 27M parameters.",
     )
     parser.add_argument(
         "--clients",
         type=load.numbers(int),
         default=[1, 4, 16],
         metavar="N,N",
-        help="closed loops with these numbers of clients",
+        help="Comma-separated numbers of clients, each for one closed loop.",
     )
     parser.add_argument(
         "--rates",
         type=load.numbers(float),
         default=[2.0, 4.0, 8.0],
         metavar="R,R",
-        help="open loops, requests per second",
+        help="Comma-separated rates in requests per second, each for one open loop.",
     )
-    parser.add_argument("--requests", type=int, default=8, metavar="N", help="of each client")
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of an open loop")
+    parser.add_argument("--requests", type=int, default=8, metavar="N", help="Number of requests of each client.")
     parser.add_argument(
-        "--gateway-requests", type=int, default=200, metavar="N", help="of each kind, which give the gateway's CPU time"
+        "--seconds", type=float, default=20.0, metavar="S", help="Duration of each open loop in seconds."
     )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that all are measured, in turns")
-    parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="of an answer")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each engine")
     parser.add_argument(
-        "--vllm-python", metavar="PYTHON", help="a Python with vLLM, of the same version as this one: measure it too"
+        "--gateway-requests",
+        type=int,
+        default=200,
+        metavar="N",
+        help="Number of requests of each kind for measuring the gateway's CPU time.",
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page")
+    parser.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="Number of measurements of each system, which alternate."
+    )
+    parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="Number of tokens of an answer.")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="Number of threads of each engine.")
+    parser.add_argument(
+        "--vllm-python",
+        metavar="PYTHON",
+        help="Python interpreter with vLLM and the same Python version as this one. Also measures vLLM.",
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="Page to write.")
     args = parser.parse_args()
     if 1 not in args.clients:
         parser.error("--clients must hold 1: the others are compared with it")

@@ -325,18 +325,29 @@ def _write(results: dict[str, Any], file: Path, page: Path | None) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/soak"), metavar="DIR")
-    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="of load")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="Duration of the load in minutes.")
     parser.add_argument(
-        "--warmup-minutes", type=float, default=5.0, metavar="N", help="minutes after which memory must stay flat"
+        "--warmup-minutes",
+        type=float,
+        default=5.0,
+        metavar="N",
+        help="Duration of the warm-up in minutes; memory must stay flat afterwards.",
     )
-    parser.add_argument("--rate", type=float, default=1.0, metavar="R", help="requests per second, on average")
-    parser.add_argument("--every", type=float, default=15.0, metavar="S", help="seconds between two samples of memory")
+    parser.add_argument("--rate", type=float, default=1.0, metavar="R", help="Average number of requests per second.")
     parser.add_argument(
-        "--model", default=served.RANDOM, metavar="SOURCE", help="a base model; default: a random one of 27M parameters"
+        "--every", type=float, default=15.0, metavar="S", help="Interval between two samples of memory in seconds."
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of the served model")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests and of when they arrive")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page")
+    parser.add_argument(
+        "--model",
+        default=served.RANDOM,
+        metavar="SOURCE",
+        help="Base model. Default: a random model with 27M parameters.",
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="Number of threads of the served model.")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="Seed of the requests and their arrival times."
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="Page to write.")
     return parser.parse_args()
 
 

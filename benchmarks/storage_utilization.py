@@ -103,9 +103,11 @@ def measure_case(folder: Path, case: tuple[int, float, int | None], seconds: flo
 def main() -> None:
     """Measure all cases and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workdir", type=Path, required=True, help="folder on the storage")
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement of tuneline")
-    parser.add_argument("--markdown", type=Path, required=True, help="page to write")
+    parser.add_argument("--workdir", type=Path, required=True, help="Folder on the storage.")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="Duration of each measurement of tuneline in seconds."
+    )
+    parser.add_argument("--markdown", type=Path, required=True, help="Page to write.")
     arguments = parser.parse_args()
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     facts = circumstances("benchmarks.storage_utilization")

@@ -35,9 +35,9 @@ VERSIONS = "import vllm, torch, transformers; print(vllm.__version__, torch.__ve
 def main() -> None:
     """Package, prove, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm-python", required=True, help="The interpreter of an environment with vLLM.")
+    parser.add_argument("--vllm-python", required=True, help="Python interpreter of an environment with vLLM.")
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/vllm-package"))
-    parser.add_argument("--markdown", type=Path, help="Where to write the page.")
+    parser.add_argument("--markdown", type=Path, help="Page to write.")
     given = parser.parse_args()
     os.environ["TUNELINE_SERVING_ENV"] = str((given.workdir / "serving").absolute())
     lenders = subprocess.run([given.vllm_python, "-c", LENT], capture_output=True, text=True, check=True).stdout.split()

@@ -127,14 +127,19 @@ class Figures:
 def main() -> None:
     """Build, run, compare, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", nargs="+", default=["curation"], choices=STAGES, help="Which to build and run.")
+    parser.add_argument("--images", nargs="+", default=["curation"], choices=STAGES, help="Images to build and run.")
     parser.add_argument(
-        "--workdir", type=Path, default=Path(".tuneline/images-check"), help="Takes 10 GB and more; removed at the end."
+        "--workdir",
+        type=Path,
+        default=Path(".tuneline/images-check"),
+        help="Work folder, which takes 10 GB or more and is removed at the end.",
     )
     parser.add_argument(
-        "--keep", action="store_true", help="Leave the workdir, so that the next run finds base and wheels there."
+        "--keep",
+        action="store_true",
+        help="Keep the work folder, so that the next run finds the base image and the wheels in it.",
     )
-    parser.add_argument("--markdown", type=Path, help="Where to write the page.")
+    parser.add_argument("--markdown", type=Path, help="Page to write.")
     given = parser.parse_args()
     check_machine()
     given.workdir.mkdir(parents=True, exist_ok=True)

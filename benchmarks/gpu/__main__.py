@@ -23,11 +23,19 @@ from benchmarks.gpu import plan, workloads
 def main() -> None:
     """Run the stages and write the results after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--workdir", type=Path, required=True, metavar="DIR", help="models, datasets and checkpoints")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="results.json and the stages' logs")
-    parser.add_argument("--scale", choices=("gpu", "tiny"), default="gpu", help="tiny: a small model, for a processor")
-    parser.add_argument("--only", default="", metavar="NAMES", help="stages to run, in this order; default: all")
-    parser.add_argument("--seconds", type=float, default=3600, help="no stage starts after this time")
+    parser.add_argument(
+        "--workdir", type=Path, required=True, metavar="DIR", help="Folder for models, datasets and checkpoints."
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="DIR", help="Folder for results.json and the stages' logs."
+    )
+    parser.add_argument(
+        "--scale", choices=("gpu", "tiny"), default="gpu", help="Size of the model; tiny: a small model for a CPU."
+    )
+    parser.add_argument(
+        "--only", default="", metavar="NAMES", help="Comma-separated stages to run, in this order. Default: all stages."
+    )
+    parser.add_argument("--seconds", type=float, default=3600, help="Number of seconds after which no stage starts.")
     args = parser.parse_args()
     for folder in (args.workdir, args.output):
         folder.mkdir(parents=True, exist_ok=True)

@@ -220,9 +220,9 @@ def _describe_resume(resume: dict[str, Any]) -> str:
 def main() -> None:
     """Merge the results and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.page", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("results", type=Path, nargs="+", metavar="FILE", help="results.json of one or several runs")
-    parser.add_argument("--markdown", type=Path, required=True, metavar="FILE", help="the page")
-    parser.add_argument("--commit", required=True, help="commit of the measured code")
+    parser.add_argument("results", type=Path, nargs="+", metavar="FILE", help="Files results.json of one or more runs.")
+    parser.add_argument("--markdown", type=Path, required=True, metavar="FILE", help="Page to write.")
+    parser.add_argument("--commit", required=True, help="Commit of the measured code.")
     args = parser.parse_args()
     merged: Results = {}
     for run, file in enumerate(args.results, start=1):
