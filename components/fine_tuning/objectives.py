@@ -275,7 +275,7 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         learning_rate_factor=PREFERENCE_RATE_FACTOR,
     ),
     "orpo": Objective(
-        summary="prediction of the chosen answer of a pair and preference for it, in one training of a base model",
+        summary="prediction of the chosen answer of a pair and preference for it, in one training run from a base model",
         row_mappings=PAIR_ROWS,
         encode=_encode_pair,
         features=PAIR_FEATURES,

@@ -192,7 +192,7 @@ def load_pem(path: Path, source: str, load: Callable[[bytes], Any]) -> Any:
             raise key_error(path, source, f"{found} in one file")
         return load(content)
     except OSError as error:
-        raise key_error(path, source, error.strerror or "an unreadable file") from None
+        raise key_error(path, source, f"no readable file ({error.strerror or error})") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         problem = "a key with another password" if "assword" in str(error) else "no valid PEM file"
         raise key_error(path, source, problem) from None

@@ -91,12 +91,14 @@ def read_trust_config(path: Path, source: str) -> str:
         parse_trust_config(text)
         return text
     except OSError as error:
-        found = error.strerror or "an unreadable file"
+        problem = f"cannot be read: {error.strerror or error}"
     except ValueError:
-        found = "other content"
+        problem = (
+            "is not a Sigstore client trust configuration (application/vnd.dev.sigstore.clienttrustconfig.v0.1+json) "
+            "with an authority and a transparency log"
+        )
     raise ConfigurationError(
-        f"{source}: {path}: found {found}; expected a client trust configuration of Sigstore "
-        "(application/vnd.dev.sigstore.clienttrustconfig.v0.1+json) with an authority and a transparency log",
+        f"{source}: {path} {problem}",
         hint="Ask the operator of the site's Sigstore for the file; docs/how-to/signing.md describes its content.",
     )
 

@@ -156,7 +156,7 @@ def load_trust(paths: Sequence[Path]) -> Trust:
             identities[identity.id] = TrustedIdentity(identity, config)
     if not keys and not authorities and not identities:  # a trust that pins nothing would switch off the checks
         raise ConfigurationError(
-            f"the trust in {', '.join(map(str, paths))} pins no public key, no certificate authority and no identity",
+            f"the trust files {', '.join(map(str, paths))} list no public key, certificate authority or identity",
             hint="List a public key under public_keys.",
         )
     return Trust(keys, tuple(authorities), identities, frozenset(revoked))

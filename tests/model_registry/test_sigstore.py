@@ -408,10 +408,10 @@ def test_unusable_trust_configuration_is_reported(
 ) -> None:
     path = tmp_path / "site" / "sigstore.json"
     path.unlink() if content is None else path.write_text(content)
-    found = "No such file or directory" if content is None else "other content"
-    with pytest.raises(ConfigurationError, match=f"TUNELINE_SIGNING_SIGSTORE_FILE: .*json: found {found}; expected"):
+    problem = "cannot be read: No such file" if content is None else "is not a Sigstore client trust configuration"
+    with pytest.raises(ConfigurationError, match=f"TUNELINE_SIGNING_SIGSTORE_FILE: .*json {problem}"):
         check_before_training()
-    with pytest.raises(ConfigurationError, match=f"trust.yaml: trust_config: .*json: found {found}; expected"):
+    with pytest.raises(ConfigurationError, match=f"trust.yaml: trust_config: .*json {problem}"):
         trust_root.load_configured_trust()
 
 

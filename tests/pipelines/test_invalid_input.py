@@ -53,7 +53,7 @@ SUFFIXES_HINT = (
     ".tsv, .txt, .warc, .wet, .xls, .xlsx, optionally with .gz or .zst."
 )
 REGULAR_FILE_HINT = "Use a regular file that the current user can read."
-FREE_SPACE_HINT = "Free disk space; the same command then resumes."
+FREE_SPACE_HINT = "Free some disk space, then run the same command again to resume."
 ERRORS = {
     # the configuration
     "unknown key": ExpectedError(
@@ -278,7 +278,7 @@ ERRORS = {
     ),
     "lost MLflow server": ExpectedError(
         "the MLflow server {address} stopped answering",
-        "Start the server again; the same command then resumes.",
+        "Restart the server, then run the same command again to resume.",
         "engine_missing",
         1,
     ),
@@ -1215,7 +1215,8 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
         "configuration",
         2,
     ),
-    "…: …: found …; expected a client trust configuration of Sigstore (…) with an authority and a transparency log": (
+    "…: … cannot be read: …": ("configuration", 2),
+    "…: … is not a Sigstore client trust configuration (…) with an authority and a transparency log": (
         "configuration",
         2,
     ),
@@ -1234,7 +1235,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
     "… cannot be signed: …": ("signature", 1),
     "the bundle in … is unreadable: …": ("artifact_damaged", 1),
     "… has no bundle.json": ("usage", 2),
-    "the trust in … pins no public key, no certificate authority and no identity": ("configuration", 2),
+    "the trust files … list no public key, certificate authority or identity": ("configuration", 2),
     "the repository in … does not verify: …": ("signature", 1),
     "the policy or the approvals changed during the promotion: …": ("approval_needed", 1),
     "… is not an approver": ("approval_needed", 1),

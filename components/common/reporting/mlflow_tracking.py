@@ -183,7 +183,7 @@ def _translate_errors() -> Iterator[None]:
         if is_transport_failure and first_line.startswith("API request to"):
             raise TrackingUnavailableError(
                 f"the MLflow server {address} stopped answering",
-                hint="Start the server again; the same command then resumes.",
+                hint="Restart the server, then run the same command again to resume.",
             ) from error
         file = _get_sqlite_file()
         raise translate_system_error(error, [file.parent] if file else []) or EngineMissingError(

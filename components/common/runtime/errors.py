@@ -163,7 +163,7 @@ def translate_system_error(error: BaseException, folders: Sequence[Path] = ()) -
         full = full or min(candidates, key=_get_free_bytes)
         return DiskFullError(
             f"no space left in {_find_nearest_folder(full)}: {_get_free_bytes(full) / 1e6:,.1f} MB free",
-            hint="Free disk space; the same command then resumes.",
+            hint="Free some disk space, then run the same command again to resume.",
         )
     reason = next(filter(None, map(_describe_write_error, chain)), None)
     if reason is None:

@@ -318,7 +318,7 @@ def _sort_refusal(verb: str, plural: str, message: str) -> TunelineError:
         hint = "Correct the matching key of the section launcher of platform.yaml, such as trainjob.runtime."
         return ConfigurationError(f"the cluster rejects the job: {message}", hint=hint)
     if "exceeded quota" in message:
-        hint = "Delete ended jobs of the namespace, or request a larger ResourceQuota. The same command then goes on."
+        hint = "Delete finished jobs of the namespace, or request a larger ResourceQuota, then run the same command again to resume."
         return AccessError(f"the quota of the namespace does not allow another job: {message}", hint=hint)
     if "is being terminated" in message:
         hint = "Choose another namespace, or wait until it is deleted and create it again."

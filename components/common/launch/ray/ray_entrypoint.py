@@ -302,7 +302,7 @@ def _wait_for_nodes(job: _Job, is_ready: Callable[[], bool], bundle: dict[str, f
         if limit and waited > limit:
             raise EngineMissingError(
                 f"timeout after {limit:.0f} s: the Ray job requires {demand}; {describe_cluster()}",
-                hint="Reduce launcher.nodes or launcher.ray, or add nodes; the same command then resumes the training.",
+                hint="Reduce launcher.nodes or launcher.ray, or add nodes, then run the same command again to resume.",
             )
         if not is_noted and waited > NOTE_DELAY_SECONDS:
             is_noted = True

@@ -259,7 +259,7 @@ def _translate(settings: LauncherSettings, message: str) -> Exception:
 
 def _build_unresponsive_error(settings: LauncherSettings, reason: str) -> UnresponsiveError:
     hint = (
-        "Check that the dashboard runs (`ray start --include-dashboard=true`), or correct launcher.ray.address; "
-        "the same command then resumes the work."
+        "Check that the dashboard runs (`ray start --include-dashboard=true`), or correct launcher.ray.address. "
+        "Then run the same command again to resume."
     )
     return UnresponsiveError(f"no Ray cluster answers at {settings.ray.address}: {reason[:300]}", hint=hint)
