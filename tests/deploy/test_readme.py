@@ -22,7 +22,7 @@ def read_file_table() -> set[Path]:
     section = (
         (DEPLOY / "README.md")
         .read_text(encoding="utf-8")
-        .partition("## What each file is for")[2]
+        .partition("## Files")[2]
         .partition("\n## ")[0]
     )
     paths: set[Path] = set()
