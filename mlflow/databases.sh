@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Read by backup.sh and restore.sh: the server's settings, the program that copies its artifacts, the addresses of its two databases.
+# Sourced by backup.sh and restore.sh: the server's settings, the program that copies artifacts, the addresses of the two databases.
 umask 077
 tell() { printf '%s: %s\n' "${0##*/}" "$1" >&2; }
 refuse() { tell "$1"; exit 1; }
@@ -11,18 +11,18 @@ set -a
 set +a
 : "${SYNC:=aws s3 sync --only-show-errors ${MLFLOW_S3_ENDPOINT_URL:+--endpoint-url $MLFLOW_S3_ENDPOINT_URL}}"
 
-# address NAME VALUE: the value as PostgreSQL's programs take it, who know no Python driver.
+# address NAME VALUE: print the address without the Python driver, which PostgreSQL's programs do not support.
 address() {
     plain=$(printf '%s\n' "$2" | sed 's/^postgresql+[a-z0-9]*:/postgresql:/')
     without_password "$1" "$plain"
     case $plain in
     postgresql://*) printf '%s\n' "$plain" ;;
-    *) refuse "$1 names no PostgreSQL database" ;;
+    *) refuse "$1 is not the address of a PostgreSQL database" ;;
     esac
 }
-without_password() { # or the list of processes would show it
+without_password() { # the list of processes would show the password
     case $2 in
-    *://*:*@* | *[?\&]password=*) refuse "$1 holds a password: put it into the file that PGPASSFILE names, or S3's keys into theirs" ;;
+    *://*:*@* | *[?\&]password=*) refuse "$1 contains a password; store it in the file of PGPASSFILE, or S3 keys in AWS_SHARED_CREDENTIALS_FILE" ;;
     esac
 }
 without_password MLFLOW_ARTIFACTS_DESTINATION "$MLFLOW_ARTIFACTS_DESTINATION"

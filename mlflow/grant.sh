@@ -1,7 +1,7 @@
 #!/bin/sh
-# Give a user a permission on a registered model and on its history, which tuneline writes beside it.
+# Grant a user a permission on a registered model and on its history, a second registered model.
 #   MLFLOW_TRACKING_URI=https://mlflow.example sh mlflow/grant.sh MODEL USER READ|USE|EDIT|MANAGE|DENY
-# The administrator's name and password come from ~/.netrc, or from the file that NETRC names.
+# The administrator's name and password are in ~/.netrc, or in the file of NETRC.
 set -eu
 model=$1 user=$2 permission=$3
 for name in "$model" "$model.history"; do

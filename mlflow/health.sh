@@ -1,7 +1,7 @@
 #!/bin/sh
-# Exit 0 when the tracking server answers, knows this user, and reads its database; 1, with what is wrong, when not.
+# Exit with status 0 if the tracking server answers, accepts this user and reads its database; otherwise print the problem and exit with status 1.
 #   MLFLOW_TRACKING_URI=https://mlflow.example sh mlflow/health.sh
-# A user with READ is enough; name and password come from ~/.netrc, or from the file that NETRC names.
+# A user with READ is sufficient; name and password are in ~/.netrc, or in the file of NETRC.
 set -u
 ask() { curl -sS -o /dev/null -w '%{http_code}' --max-time "${SECONDS_TO_WAIT:-10}" "$@"; }
 alive=$(ask "$MLFLOW_TRACKING_URI/health") || { echo "the server does not answer"; exit 1; }
@@ -11,6 +11,6 @@ set -- "$MLFLOW_TRACKING_URI/api/2.0/mlflow/registered-models/search?max_results
 read=$(ask "$@")
 case $read in
   200) echo "the server answers and reads its database" ;;
-  401 | 403) echo "the server does not let this user in ($read)"; exit 1 ;;
-  *) echo "the registry answers $read: look into the server's log, its database may be away"; exit 1 ;;
+  401 | 403) echo "the server rejects this user ($read)"; exit 1 ;;
+  *) echo "the registry answers $read; check the server's log, the database may be unavailable"; exit 1 ;;
 esac

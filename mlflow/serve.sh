@@ -1,7 +1,7 @@
 #!/bin/sh
-# Start the tracking server: database schemas first, once, then the server in this process.
+# Upgrade the database schema, then start the tracking server in this process.
 #   MLFLOW_ENV=mlflow/server.env sh mlflow/serve.sh
-# MLFLOW_FLASK_SERVER_SECRET_KEY and, at the first start, MLFLOW_AUTH_ADMIN_PASSWORD are read from the files that the two variables name.
+# MLFLOW_FLASK_SERVER_SECRET_KEY and, at the first start, MLFLOW_AUTH_ADMIN_PASSWORD are read from the files of SECRET_KEY_FILE and ADMIN_PASSWORD_FILE.
 set -eu
 : "${MLFLOW_ENV:=/etc/mlflow/server.env}"
 : "${SECRET_KEY_FILE:=/run/secrets/flask-secret-key}"

@@ -85,11 +85,11 @@ def site(tmp_path: Path) -> Site:
     ("changes", "message"),
     [
         ({"ini": "admin_username = admin"}, "database_uri of"),
-        ({"ini": "database_uri ="}, "names no PostgreSQL database"),
-        ({"uri": "sqlite:///mlflow.db"}, "MLFLOW_BACKEND_STORE_URI names no PostgreSQL database"),
-        ({"uri": "postgresql://mlflow:hunter2@db.example/mlflow"}, "MLFLOW_BACKEND_STORE_URI holds a password"),
-        ({"ini": "database_uri: postgresql://db.example/a?password=hunter2"}, "holds a password"),
-        ({"MLFLOW_S3_ENDPOINT_URL": "https://key:hunter2@s3.example"}, "MLFLOW_S3_ENDPOINT_URL holds a password"),
+        ({"ini": "database_uri ="}, "is not the address of a PostgreSQL database"),
+        ({"uri": "sqlite:///mlflow.db"}, "MLFLOW_BACKEND_STORE_URI is not the address of a PostgreSQL database"),
+        ({"uri": "postgresql://mlflow:hunter2@db.example/mlflow"}, "MLFLOW_BACKEND_STORE_URI contains a password"),
+        ({"ini": "database_uri: postgresql://db.example/a?password=hunter2"}, "contains a password"),
+        ({"MLFLOW_S3_ENDPOINT_URL": "https://key:hunter2@s3.example"}, "MLFLOW_S3_ENDPOINT_URL contains a password"),
     ],
 )
 def test_invalid_uri_or_password_is_refused_before_any_call(
@@ -131,7 +131,7 @@ def test_partial_backup_is_refused_for_any_path_spelling(site: Site) -> None:
     site.take_calls()
     for name, cwd in ((f"{partial}/", site.folder), ("x.part", site.backup_folder), (".", partial)):
         result = site.script("restore.sh", name, cwd)
-        assert (result.returncode, "no whole backup" in result.stderr) == (1, True)
+        assert (result.returncode, "is not a complete backup" in result.stderr) == (1, True)
     assert site.take_calls() == []
 
 
@@ -152,7 +152,7 @@ def test_second_backup_in_the_same_second_is_refused(site: Site) -> None:
     (site.folder / "bin" / "date").chmod(0o755)
     first = site.back_up()
     result = site.script("backup.sh", site.backup_folder)
-    assert (result.returncode, "is there already" in result.stderr) == (1, True)
+    assert (result.returncode, "already exists" in result.stderr) == (1, True)
     assert {path.name for path in site.backup_folder.iterdir()} == {first.name, "artifacts"}
     assert {path.name for path in first.iterdir()} == {
         "mlflow.dump",
@@ -186,7 +186,7 @@ def test_backups_older_than_keep_days_are_deleted(site: Site) -> None:
     remaining = {"20260102T000000Z", "20260104T000000Z.part", "mine", "artifacts", second.name}
     assert {path.name for path in site.backup_folder.iterdir()} == remaining
     result = site.script("backup.sh", site.backup_folder, KEEP_DAYS="a month")
-    assert (result.returncode, "no number of days" in result.stderr) == (1, True)
+    assert (result.returncode, "expected a number of days" in result.stderr) == (1, True)
 
 
 def test_failed_backup_deletes_nothing(site: Site) -> None:

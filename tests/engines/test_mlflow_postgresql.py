@@ -195,7 +195,7 @@ def test_missing_permission_is_reported_and_nothing_is_written(
 def test_health_script_reports_wrong_password_and_missing_server(production_server: ProductionServer) -> None:
     assert production_server.run_script("health.sh").returncode == 0
     wrong_password = production_server.run_script("health.sh", user=("admin", "wrong"))
-    assert (wrong_password.returncode, "does not let this user in" in wrong_password.stdout) == (1, True)
+    assert (wrong_password.returncode, "rejects this user" in wrong_password.stdout) == (1, True)
     no_server = ProductionServer(
         f"http://127.0.0.1:{free_port()}", production_server.folder, production_server.environment
     ).run_script("health.sh")

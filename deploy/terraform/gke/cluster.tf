@@ -12,7 +12,7 @@ resource "google_container_cluster" "this" {
     channel = "STABLE"
   }
 
-  # Calico instead of Dataplane V2: the policies of deploy/ name the API server by its address, which Cilium does not match.
+  # Calico instead of Dataplane V2, because the policies of deploy/ select the API server by its address, which Cilium does not support.
   datapath_provider = "LEGACY_DATAPATH"
   network_policy {
     enabled  = true
@@ -24,7 +24,7 @@ resource "google_container_cluster" "this" {
       disabled = false
     }
     gcp_filestore_csi_driver_config {
-      enabled = true # Filestore for further claims, such as the backup of MLflow
+      enabled = true # Filestore for other claims, such as MLflow's backup
     }
     gcs_fuse_csi_driver_config {
       enabled = true
@@ -43,7 +43,7 @@ resource "google_container_cluster" "this" {
   }
 
   master_authorized_networks_config {
-    gcp_public_cidrs_access_enabled = false # else virtual machines of other customers reach the API server
+    gcp_public_cidrs_access_enabled = false # otherwise, virtual machines of other customers could reach the API server
     dynamic "cidr_blocks" {
       for_each = var.administrator_networks
       content {
@@ -57,7 +57,7 @@ resource "google_container_cluster" "this" {
     workload_pool = "${var.project}.svc.id.goog"
   }
 
-  # Of the default pool, which exists until the others do.
+  # Settings of the default pool, which exists until the other pools are created.
   node_config {
     service_account = google_service_account.nodes.email
     oauth_scopes    = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -68,7 +68,7 @@ resource "google_container_cluster" "this" {
   }
 }
 
-# MLflow, its database, Kubeflow, the operators, and the steps without accelerators.
+# Nodes for MLflow, its database, Kubeflow, the operators, and the steps without accelerators.
 resource "google_container_node_pool" "system" {
   name     = "system"
   location = var.zone
@@ -165,7 +165,7 @@ resource "google_container_node_pool" "serving" {
   node_config {
     machine_type    = var.serving_pool.machine_type
     disk_type       = "pd-balanced"
-    disk_size_gb    = 500 # two versions of a package
+    disk_size_gb    = 500 # for two versions of a package
     service_account = google_service_account.nodes.email
     oauth_scopes    = ["https://www.googleapis.com/auth/cloud-platform"]
     labels          = { "node.example/role" = "serving" }

@@ -17,7 +17,7 @@ resource "google_artifact_registry_repository_iam_member" "nodes" {
   member     = google_service_account.nodes.member
 }
 
-# MLflow uses the S3 API, whose HMAC key belongs to a service account. The key is made by hand (README.md): here it would be in the state.
+# MLflow uses the S3 API, whose HMAC key belongs to a service account. Create the key manually (README.md); otherwise it would be in the Terraform state.
 resource "google_service_account" "mlflow" {
   account_id   = "${var.name}-mlflow"
   display_name = "Artifacts of MLflow"
@@ -33,8 +33,8 @@ data "google_project" "this" {
   project_id = var.project
 }
 
-# Workload identity: the account of the pipeline's pods in each team reads the bucket without a key, for volumes of Cloud Storage FUSE and for Google's
-# clients. tuneline itself uses the S3 API.
+# Workload identity: in each team, the service account of the pipeline's pods can read the bucket without a key, through Cloud Storage FUSE volumes and
+# Google's clients. tuneline itself uses the S3 API.
 resource "google_storage_bucket_iam_member" "teams" {
   for_each = var.teams
   bucket   = google_storage_bucket.artifacts.name

@@ -8,7 +8,7 @@ resource "google_compute_subnetwork" "nodes" {
   region                   = var.region
   network                  = google_compute_network.this.id
   ip_cidr_range            = "10.10.0.0/22"
-  private_ip_google_access = true # the bucket and the image repository without a public address
+  private_ip_google_access = true # access to the bucket and the image repository without public addresses
 
   secondary_ip_range {
     range_name    = "pods"
@@ -35,10 +35,10 @@ resource "google_compute_router_nat" "this" {
   source_subnetwork_ip_ranges_to_nat = "ALL_SUBNETWORKS_ALL_IP_RANGES"
 }
 
-# Cloud Storage under four fixed addresses, which a NetworkPolicy can name (`site-network` of site.yaml); its public addresses change.
+# Cloud Storage at four fixed addresses, which a NetworkPolicy can select (`site-network` of site.yaml); its public addresses change.
 resource "google_dns_managed_zone" "storage" {
   name        = "${var.name}-storage"
-  description = "Cloud Storage by private.googleapis.com"
+  description = "Cloud Storage through private.googleapis.com"
   dns_name    = "storage.googleapis.com."
   visibility  = "private"
   private_visibility_config {

@@ -4,12 +4,12 @@ output "credentials_command" {
 }
 
 output "image_registry" {
-  description = "REGISTRY of `make images`, and of the image names in platform.yaml and in the overlay."
+  description = "REGISTRY for `make images`, and the registry of the image names in platform.yaml and in the overlay."
   value       = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.name}"
 }
 
 output "site" {
-  description = "Values of site.yaml, by their keys there."
+  description = "Values of site.yaml by key."
   value = {
     "api-servers"      = google_container_cluster.this.private_cluster_config[0].master_ipv4_cidr_block
     "site-network"     = "199.36.153.8/30" # private.googleapis.com (network.tf)
@@ -20,11 +20,11 @@ output "site" {
 }
 
 output "nfs_path" {
-  description = "Export of the volume: spec.nfs.path of the PersistentVolumes begins with it."
+  description = "NFS export of the volume, with which spec.nfs.path of the PersistentVolumes begins."
   value       = "/${google_filestore_instance.work.file_shares[0].name}"
 }
 
 output "mlflow_service_account" {
-  description = "Account for which the HMAC key of the secret mlflow-s3 is made."
+  description = "Service account of the HMAC key in the secret mlflow-s3."
   value       = google_service_account.mlflow.email
 }

@@ -12,7 +12,7 @@ resource "google_filestore_instance" "work" {
     nfs_export_options {
       ip_ranges   = [google_compute_subnetwork.nodes.ip_cidr_range]
       access_mode = "READ_WRITE"
-      squash_mode = "NO_ROOT_SQUASH" # root makes the teams' folders once, and gives them to the user of site.yaml
+      squash_mode = "NO_ROOT_SQUASH" # root creates the teams' folders once and changes their owner to the user of site.yaml
     }
   }
 
@@ -22,7 +22,7 @@ resource "google_filestore_instance" "work" {
   }
 }
 
-# Artifacts of MLflow and data, by the S3 API of Cloud Storage.
+# MLflow's artifacts and data, through the S3 API of Cloud Storage.
 resource "google_storage_bucket" "artifacts" {
   name                        = "${var.project}-${var.name}"
   location                    = var.region
@@ -36,7 +36,7 @@ resource "google_storage_bucket" "artifacts" {
   lifecycle_rule {
     condition {
       num_newer_versions         = 1
-      days_since_noncurrent_time = 30 # as long as MLflow's backups
+      days_since_noncurrent_time = 30 # same retention as MLflow's backups
     }
     action {
       type = "Delete"

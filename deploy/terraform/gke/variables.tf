@@ -10,7 +10,7 @@ variable "region" {
 }
 
 variable "zone" {
-  description = "Zone of the cluster and of Filestore: one that offers the accelerators. A training's nodes and its volume are close together."
+  description = "Zone of the cluster and of Filestore. It must offer the accelerators. Training nodes and the volume are in the same zone."
   type        = string
   default     = "europe-west4-b"
   validation {
@@ -30,7 +30,7 @@ variable "name" {
 }
 
 variable "administrator_networks" {
-  description = "Networks from which the API server is reached, by a title: CIDR."
+  description = "Networks that can reach the API server, as name: CIDR."
   type        = map(string)
   validation {
     condition     = alltrue([for cidr in values(var.administrator_networks) : can(cidrhost(cidr, 0)) && !endswith(cidr, "/0")])
@@ -39,13 +39,13 @@ variable "administrator_networks" {
 }
 
 variable "teams" {
-  description = "Namespaces whose runs use the bucket: those of the overlay or of the chart."
+  description = "Namespaces of the overlay or the chart whose runs use the bucket."
   type        = set(string)
   default     = ["team-a"]
 }
 
 variable "training_pool" {
-  description = "Nodes for training. The accelerators of a node belong to its machine type."
+  description = "Nodes for training. The machine type determines a node's accelerators."
   type = object({
     machine_type      = string
     accelerator       = string
@@ -79,7 +79,7 @@ variable "serving_pool" {
 }
 
 variable "filestore" {
-  description = "Shared volume for checkpoints, store and state. ZONAL and REGIONAL grow and keep snapshots; the throughput depends on the capacity."
+  description = "Shared volume for checkpoints, store and state. ZONAL and REGIONAL volumes can grow and support snapshots; the throughput depends on the capacity."
   type = object({
     tier        = string
     capacity_gb = number
