@@ -19,12 +19,7 @@ PAGES = [
 
 def read_file_table() -> set[Path]:
     """Return the files and folders of the table in deploy/README.md."""
-    section = (
-        (DEPLOY / "README.md")
-        .read_text(encoding="utf-8")
-        .partition("## Files")[2]
-        .partition("\n## ")[0]
-    )
+    section = (DEPLOY / "README.md").read_text(encoding="utf-8").partition("## Files")[2].partition("\n## ")[0]
     paths: set[Path] = set()
     for row in re.findall(r"^\| (`.*?`) \| .+ \|$", section, re.MULTILINE):
         first, *others = re.findall(r"`([^`]+)`", row)
