@@ -62,14 +62,14 @@ class DecontaminationConfig(_Section):
     shortest: int = Field(
         8,
         ge=4,
-        description="Minimum length in words of an item's text below `ngram` words, which is searched for as a whole. "
-        "Shorter texts are skipped, except for questions.",
+        description="Minimum length in words of an item's text that is shorter than `ngram` words. Such a text is searched "
+        "for as a whole. Even shorter texts are skipped, except for questions.",
     )
     shortest_question: int = Field(
         4,
         ge=2,
-        description="Minimum length in words of an item's question below `shortest` words, which must be a whole "
-        "sentence, line or labelled part of a row. Shorter questions are skipped.",
+        description="Minimum length in words of an item's question that is shorter than `shortest` words. Such a question "
+        "must be a whole sentence, line or labelled part of a row. Even shorter questions are skipped.",
     )
     min_overlap: Share = Field(
         0.0,
@@ -79,8 +79,8 @@ class DecontaminationConfig(_Section):
     ignore_common: int = Field(
         0,
         ge=0,
-        description="Number of items above which an n-gram, or a question below `shortest` words, counts as a common "
-        "phrase and is ignored. 0: only questions below `ngram` words that 3 or more items of a set share are ignored.",
+        description="Number of items above which an n-gram, or a question with fewer than `shortest` words, counts as "
+        "a common phrase and is ignored. 0: only questions with fewer than `ngram` words in 3 or more items of a set are ignored.",
     )
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ class TokensConfig(_Section):
         None,
         ge=8,
         description="Maximum row length in tokens, for truncation and packing in the report. "
-        "null: fine_tuning.max_length, or else the length of 95% of the rows.",
+        "null: fine_tuning.max_length, or else the 95th percentile of the row lengths.",
     )
     sample: int = Field(
         5_000,
@@ -380,8 +380,8 @@ class DataCurationConfig(_Section):
     documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunks and limits of documents.")
     max_other_kind_share: Share = Field(
         0.05,
-        description="Maximum share of rows of another kind (conversations, preference pairs, labelled rows, text) than "
-        "most rows. They are quarantined. More of them are an error; a single row of another kind is not.",
+        description="Maximum share of rows whose kind (conversations, preference pairs, labelled rows, text) differs from "
+        "that of most rows. These rows are quarantined. A larger share is an error, unless it is a single row.",
     )
     max_line_bytes: int = Field(
         10_000_000,
@@ -403,7 +403,7 @@ class DataCurationConfig(_Section):
     semantic_duplicates: SemanticDuplicatesConfig = Field(
         default_factory=SemanticDuplicatesConfig,
         exclude_if=lambda one: one.threshold is None,  # a dataset that does not use it keeps its key
-        description="Duplicates in other words.",
+        description="Duplicates with different wording.",
     )
     answer_min_words: int = Field(
         8,
@@ -450,7 +450,8 @@ class DataCurationConfig(_Section):
     fractions: Fractions = Field(default_factory=Fractions, description="Shares of the splits. The sum must be 1.")
     personal_data: PersonalDataConfig = Field(
         default_factory=PersonalDataConfig,
-        description="Actions on personal data and secrets: redact to a placeholder, drop the row, or keep (count).",
+        description="Actions on personal data and secrets: redact (replace with a placeholder), drop (reject "
+        "the row) or keep (count only).",
     )
 
     @field_validator("sources")

@@ -68,7 +68,7 @@ def _find_model(config: DataCurationConfig) -> model_loading.LocalBaseModel:
     source = config.semantic_duplicates.model or config.tokens.base_model
     if not source:
         raise ConfigurationError(
-            "data_curation.semantic_duplicates.model is not set, and there is no base model",
+            "data_curation.semantic_duplicates.model is not set, and no base model is set",
             hint="Set it to the folder of a model, or set fine_tuning.base_model.",
         )
     model = model_loading.find_local_base_model(source)

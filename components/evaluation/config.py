@@ -61,7 +61,7 @@ class EvaluationConfig(BaseModel):
         "default",
         description="Regression suite. default: adds the tasks suite_* and their rules to tasks and gate: instruction "
         "following, general capability, refusals, memorisation, leaks and degenerate answers must not be worse than "
-        "those of base and incumbent. none: no suite; model_registry.auto_promote must be false. See docs/how-to/evaluation.md.",
+        "those of the base and the incumbent. none: no suite; model_registry.auto_promote must be false. See docs/how-to/evaluation.md.",
     )
     engine: Literal["transformers", "vllm", "auto"] = Field(
         "transformers",
@@ -75,8 +75,8 @@ class EvaluationConfig(BaseModel):
         None,
         ge=2,
         description="Minimum number of items for a rule and for a slice. A rule with fewer items fails; a smaller slice "
-        "is not judged. null: 10 for a slice and for min_gain; as many as the limit needs for max_harmed_share (29 for "
-        "0.1) and max_loss (299 for 0.05 nats per token). Does not apply to the suite.",
+        "is not judged. null: 10 for slices and min_gain; for max_harmed_share and max_loss, the number that the limit "
+        "requires (29 for 0.1, and 299 for 0.05 nats per token). Does not apply to the suite.",
     )
     max_length: int | None = Field(
         None,

@@ -219,7 +219,7 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
     else:
         small = ""
         if bound <= 0 < gain.value:
-            small = f"; the difference is too small for the number of items, which show gains from {detectable:.4f}"
+            small = f"; the difference is too small for the number of items, which can show gains of {detectable:.4f} or more"
         reason = f"{measured}{small}; the rule requires a gain above {rule.min_gain:+.4f}."
     return RuleResult(rule, passed, reason, interval, bound, acceptance_p_value=p_value, detectable=detectable)
 
@@ -264,8 +264,8 @@ def _evaluate_excess(
     verdict = f"not significantly more often; {refused} items would be" if passed else "significantly more often"
     reason = (
         f"{rule.metric} of {worse} of {items} items is worse than {ROLE_LABELS[against]}, and {control} of "
-        f"{control_worse} of {control_items} control items: {verdict} (p {p_value:.2g}; the rule allows p from "
-        f"{1 - rule.confidence:.2g})."
+        f"{control_worse} of {control_items} control items: {verdict} (p {p_value:.2g}; the rule requires p of at "
+        f"least {1 - rule.confidence:.2g})."
     )
     return RuleResult(rule, passed, reason, p_value=p_value, detectable=refused / items, harmed_items=worse)
 

@@ -132,10 +132,10 @@ def _render_calibration(task: str, figures: Mapping[str, float]) -> str:
         ["accuracy", describe("accuracy")],
         ["Cohen's kappa", f"{describe('kappa')}, at least {figures['kappa_bound']:.3f} with 95% confidence"],
         ["judgements that change with the order", f"{figures['order_flips']:.1%} of the pairs"],
-        ["preferences for the answer shown first", f"{figures['prefers_first']:.1%}, without a bias 50%"],
+        ["preferences for the answer shown first", f"{figures['prefers_first']:.1%} (50% without bias)"],
         [
             "preferences for the longer answer",
-            f"{figures['prefers_longer']:.1%}, of the labels {figures['labels_prefer_longer']:.1%}",
+            f"{figures['prefers_longer']:.1%} (in the labels: {figures['labels_prefer_longer']:.1%})",
         ],
     ]
     return html_report.render_table([f"calibration of {task}", "value"], rows)

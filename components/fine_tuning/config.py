@@ -355,7 +355,7 @@ class FineTuningConfig(Section):
         None,
         ge=8,
         description="Maximum length of a row in tokens. Longer rows are truncated (objective text: split) and counted. "
-        "Memory use grows with the length. null: the length of 95% of the rows, within the model's context and memory.",
+        "Memory use grows with the length. null: the 95th percentile of the row lengths, within the model's context and memory.",
     )
     # Excluded if unchanged, so that other recipes keep the digests from before this section existed.
     rope_scaling: RopeScalingConfig = Field(
@@ -376,13 +376,13 @@ class FineTuningConfig(Section):
         {},
         exclude_if=lambda caps: not caps,
         description="Maximum number of rows per epoch, such as {'web/*': 10000}, by the name of a source, or by a glob "
-        "for sources that are capped together. Other epochs draw other rows. Empty: no maximum.",
+        "for sources that are capped together. Each epoch draws different rows. Empty: no maximum.",
     )
     mixing_repetitions: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {},
         exclude_if=lambda repetitions: not repetitions,
-        description="Number of times that an epoch has each row, such as {handbook.jsonl: 3, 'web/*': 0.5}, by the name "
-        "of a source or by a glob. Empty: once.",
+        description="Number of repetitions of each row per epoch, such as {handbook.jsonl: 3, 'web/*': 0.5}, by the name "
+        "of a source or by a glob. Empty: 1.",
     )
     mixing_temperature: float = Field(
         1.0,

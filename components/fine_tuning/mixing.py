@@ -166,8 +166,8 @@ def _check_patterns(key: str, patterns: Collection[str], names: Sequence[str]) -
     }
     if unmatched := sorted(pattern for pattern, matches in matched.items() if not matches):
         raise ConfigurationError(
-            f"fine_tuning.{key}: no source of the training rows is matched by {_list_names(unmatched)}; the "
-            f"sources are {_list_names(names)}",
+            f"fine_tuning.{key}: no source of the training rows matches {_list_names(unmatched)}; "
+            f"sources: {_list_names(names)}",
             hint="Use these names, or globs that match them.",
         )
     if preceded := sorted(set(patterns) - set(_find_patterns(patterns, names).values())):

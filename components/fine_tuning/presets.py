@@ -41,7 +41,7 @@ PRESETS: dict[PresetName, Preset] = {
     # Validation ends the training and selects the best checkpoint. The schedule spans all epochs, so a training that
     # stops early ends at a higher learning rate than one planned for that number of epochs.
     "thorough": Preset(
-        "twice the epochs, ended by 3 validations without a lower loss, and max_length for 99% of the rows",
+        "twice the epochs, early stopping after 3 validations without a lower loss, and max_length for 99% of the rows",
         epochs_factor=2.0,
         length_quantile=0.99,
         early_stopping=3,

@@ -213,7 +213,7 @@ def check_memory(recipe: Recipe, longest_example: int, shape: ModelShape, device
         hint = "Use a smaller model, a smaller adaptation such as lora, or a machine with more memory."
     arithmetic = " + ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items())
     raise ConfigurationError(
-        f"the training does not fit into memory: {rows} rows of {longest:,} tokens require about "
+        f"training does not fit into memory: {rows} rows of {longest:,} tokens require about "
         f"{required / 1e9:.1f} GB ({arithmetic}); each process has {device.memory / 1e9:.1f} GB",
         hint=hint,
     )

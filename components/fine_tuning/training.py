@@ -222,11 +222,11 @@ def _train(
     if events.reached_limit and is_unfinished:
         key, figures = events.reached_limit
         raise BudgetReachedError(
-            f"{figures}; training is saved after step {trainer.state.global_step}", hint=budgets.describe_remedy(key)
+            f"{figures}; training was saved after step {trainer.state.global_step}", hint=budgets.describe_remedy(key)
         )
     if stop.is_set() and is_unfinished:
         raise InterruptedRunError(
-            f"training was interrupted after step {trainer.state.global_step} and is saved",
+            f"training was interrupted after step {trainer.state.global_step} and was saved",
             hint="Run the same command again to resume from that step.",
         )
     reporter.step("writing the model")

@@ -39,7 +39,7 @@ def check_finite(
             message += f" and {len(rows) - MAX_SHOWN_ROWS} more" if len(rows) > MAX_SHOWN_ROWS else ""
         raise TrainingError(
             message,
-            hint="Reduce fine_tuning.learning_rate, which starts a new training.",
+            hint="Reduce fine_tuning.learning_rate, which starts a new training run.",
         )
 
 

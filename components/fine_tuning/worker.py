@@ -52,7 +52,7 @@ def main(path: str) -> int:
         reported = error if isinstance(error, TunelineError) else translate_system_error(error)
         if reported is not error and any(message in str(error).lower() for message in LOST_PEER_MESSAGES):
             # The other process reports its own error.
-            reported = LostJobError("another process of the training ended", hint=RESUME_HINT)
+            reported = LostJobError("another training process ended", hint=RESUME_HINT)
         reported = reported or wrap_unexpected_error(error, "the training log contains the traceback.")
         outcome = {"error": reported.as_dict(), "exit_code": reported.exit_code}
         artifact_folder.write_atomically(folder / get_outcome_filename(rank), json.dumps(outcome))

@@ -108,7 +108,7 @@ def check_subject(measured: Json, model: Manifest) -> list[str]:
         objections.append("the inputs in its model's manifest differ from those at its evaluation")
     base = model.find_input("base_model")
     if base is None or measured["base_model"] != base.content_sha256:
-        tuned_from = base.content_sha256[:12] if base else "no recorded one"
+        tuned_from = base.content_sha256[:12] if base else "an unrecorded one"
         objections.append(
             f"its evaluation compared it with base model {measured['base_model'][:12]}; the model was tuned from {tuned_from}"
         )
@@ -126,7 +126,7 @@ def compare_dataset(measured: Json, model: Manifest) -> list[str]:
     source = model.find_input("dataset")
     if source is not None and source.content_sha256 == used:
         return []
-    trained_on = source.content_sha256[:12] if source else "no recorded one"
+    trained_on = source.content_sha256[:12] if source else "an unrecorded one"
     return [f"its evaluation used dataset {used[:12]}; the model was trained on {trained_on}"]
 
 
@@ -291,7 +291,7 @@ def _check_rule(content: Json, wanted: Json, min_items: int | None, tasks: Mappi
         # More items per slice exclude slices; fewer items add slices to the correction.
         own, needed = own_min_items or rule_strictness.MIN_ITEMS, min_items or rule_strictness.MIN_ITEMS
         if own != needed:
-            return f"its evaluation judged slices from {own} items; {source} requires {needed}"
+            return f"its evaluation judged slices of at least {own} items; {source} requires {needed}"
     if own_min_items == min_items and any(rule_strictness.requires_as_many_items(rule, wanted) for rule in found):
         return ""
     items, needed = content["tasks"][name]["items"], rule_strictness.compute_min_items(wanted, min_items, kind)

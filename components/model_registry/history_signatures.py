@@ -91,7 +91,7 @@ def check_checkpoint(entries: Sequence[Entry], checkpoint: Checkpoint, model: st
         except SignatureInvalidError as error:
             return f"the checkpoint of the history does not verify: {error.message}"
     if found is None or found.state == PENDING:
-        return f"the history lacks entry {checkpoint.entries}, at which its checkpoint is: the history was truncated"
+        return f"the history lacks entry {checkpoint.entries}, which its checkpoint records: the history was truncated"
     if found.seal != checkpoint.head:
         return f"entry {checkpoint.entries} of the history differs from its checkpoint: the history was rewritten"
     return ""

@@ -42,7 +42,7 @@ REMEDIES = (
     ),
     ("of its lineage", "Mount the artifact store or the folder, or restore the artifact from a backup"),
     ("cannot be verified", "Promote where the artifact store is mounted, or restore the file"),
-    ("^its evaluation used dataset", "Evaluate the model with the dataset of its training"),
+    ("^its evaluation used dataset", "Evaluate the model with its training dataset"),
     ("the regression suite", "Evaluate the model with evaluation.suite: default"),
     ("the configuration", "Evaluate the model again with this configuration"),
     (
@@ -54,7 +54,7 @@ REMEDIES = (
         "has no checkpoint",
         "Check the history with `tuneline registry audit NAME`, and write a checkpoint with --repair",
     ),
-    ("does not verify|requires signatures", "Register the version again with a signing key that is trusted"),
+    ("does not verify|requires signatures", "Register the version again with a trusted signing key"),
     ("allows the licences", "Tune a base model with an allowed licence"),
     ("policy entry", "Evaluate the model again with a configuration that meets the policy"),
     ("^its evaluation does not state|package does not cover", "Evaluate and package the model again"),

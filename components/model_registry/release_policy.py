@@ -73,8 +73,8 @@ class Policy(BaseModel):
         None,
         ge=2,
         le=MAX_ITEMS,
-        description="Number of items from which the required rules over slices judge a slice; the evaluation must use the "
-        "same number. null: 10.",
+        description="Minimum number of items of a slice that the required rules over slices judge; the evaluation must use "
+        "the same number. null: 10.",
     )
     min_items: int | None = Field(
         None,
@@ -95,7 +95,7 @@ class Policy(BaseModel):
         None, min_length=1, description="Allowed licences of the base model, such as apache-2.0. null: any licence."
     )
     max_evaluation_age_days: int | None = Field(
-        None, ge=1, le=MAX_DAYS, description="Maximum age of the evaluation at the promotion, in days. null: any age."
+        None, ge=1, le=MAX_DAYS, description="Maximum age of the evaluation at promotion, in days. null: any age."
     )
 
     signatures: Literal["required"] | None = Field(
@@ -107,7 +107,7 @@ class Policy(BaseModel):
     trusted_keys: list[KeyId] = Field(
         [],
         exclude_if=operator.not_,
-        description="IDs of the keys and identities whose signatures of artifacts count, among those that TUNELINE_TRUST pins. Empty: "
+        description="IDs of the keys and identities whose signatures of artifacts count, among those in TUNELINE_TRUST. Empty: "
         "all of them.",
     )
 

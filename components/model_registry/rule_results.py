@@ -73,7 +73,7 @@ def _find_calibration_problem(content: Json, task: str) -> str:
     if pairs < rule_strictness.MIN_PAIRS:
         return f"its judge is calibrated on {pairs:.0f} pairs; at least {rule_strictness.MIN_PAIRS} are required"
     if not bound > rule_strictness.MIN_KAPPA:
-        return f"the agreement of its judge (kappa_bound) is {bound:.3f} and has to exceed {rule_strictness.MIN_KAPPA}"
+        return f"the agreement of its judge (kappa_bound) is {bound:.3f} and must exceed {rule_strictness.MIN_KAPPA}"
     return "" if bound <= kappa <= 1 else "the calibration of its judge contradicts itself"
 
 

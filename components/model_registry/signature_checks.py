@@ -186,7 +186,7 @@ def require_signature(artifact: Artifact, trust: Trust) -> None:
     except SignatureInvalidError as error:
         raise SignatureInvalidError(
             f"the {artifact.manifest.kind} in {artifact.path} does not verify: {error.message}",
-            hint="Register its version again with a signing key that is trusted, or restore its files.",
+            hint="Register its version again with a trusted signing key, or restore its files.",
         ) from None
 
 

@@ -49,7 +49,7 @@ def _wrap(payload: Json, payload_type: str) -> Json:
 def _open_bundle(bundle: Json, payload_type: str, trust: Trust, key_id: str) -> Json:
     found_type, content = sigstore_bundles.open_bundle(bundle, trust)
     if key_id and key_id != sigstore_bundles.read_identity(bundle).id:
-        raise SignatureInvalidError("its signatures are of two identities")
+        raise SignatureInvalidError("its signatures were made by two identities")
     statement = json.loads(content)
     is_wrapped = payload_type != attestations.PAYLOAD_TYPE
     if is_wrapped and isinstance(statement, dict):
@@ -91,7 +91,9 @@ def open_envelope(envelope: Json, payload_type: str, trust: Trust, key_id: str =
         parsed.verify([SSlibKey.from_crypto(key, keyid=stated)], 1)
         payload: Json = json.loads(parsed.payload)
     except (VerificationError, ValueError):
-        raise SignatureInvalidError(f"its signature is not one of key {stated[:12]}: forged or damaged") from None
+        raise SignatureInvalidError(
+            f"its signature was not made by key {stated[:12]}; it is forged or damaged"
+        ) from None
     return payload
 
 

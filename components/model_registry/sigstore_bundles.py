@@ -57,4 +57,4 @@ def open_bundle(bundle: Json, trust: Trust) -> tuple[str, bytes]:
         return Verifier(trusted_root=root).verify_dsse(Bundle.from_json(json.dumps(bundle)), policy)
     except (Error, ExtensionNotFound, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
-        raise SignatureInvalidError(f"its signature is not one of {pinned.identity}: {reason}") from None
+        raise SignatureInvalidError(f"its signature was not made by {pinned.identity}: {reason}") from None

@@ -31,7 +31,7 @@ TOKEN_FILE_VARIABLE, TOKEN_VARIABLE = "TUNELINE_SIGNING_TOKEN_FILE", "TUNELINE_S
 SERVICE_TIMEOUT_SECONDS = 30.0
 MAX_REASON_CHARACTERS = 200
 TOKEN_HINT = (
-    "On Kubernetes, project a token of the service account with the audience sigstore, and set "
+    "On Kubernetes, mount a projected service account token with the audience sigstore, and set "
     f"{TOKEN_FILE_VARIABLE} to its path."
 )
 

@@ -104,8 +104,8 @@ def record_candidate(client: MlflowClient, version: ModelVersion, evaluation: Ar
         reporter.note(f"{version.name} version {version.version}: {_describe_objection(failures)}")
     if is_worn_out(failures + (not passed)):
         reporter.note(
-            f"the test split is worn out: {failures + (not passed)} candidates failed on it. Add new test rows: a "
-            f"further candidate has to pass with {compute_level_factor(failures + (not passed)):.2%} of the error "
+            f"the test split was reused too often: {failures + (not passed)} candidates failed on it. Add new test rows: "
+            f"the next candidate must pass with {compute_level_factor(failures + (not passed)):.2%} of the error "
             "probability of each rule"
         )
     return passed
@@ -164,8 +164,8 @@ def _find_trial(entries: Sequence[Entry], version: str, evaluation: str) -> Entr
 
 def _describe_objection(failures: int) -> str:
     return (
-        f"{failures} earlier {'candidate' if failures == 1 else 'candidates'} failed on its test split, so its rules have"
-        f" to hold with {compute_level_factor(failures):.2%} of their error probability, and one does not"
+        f"{failures} earlier {'candidate' if failures == 1 else 'candidates'} failed on its test split, so its rules must"
+        f" hold with {compute_level_factor(failures):.2%} of their error probability, and one does not"
     )
 
 

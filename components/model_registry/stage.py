@@ -261,7 +261,7 @@ def auto_promote(
     if result == split_reuse.FAILED:
         reporter.note(
             f"{config.name} version {version} is not promoted: earlier candidates failed on its test split, and it does "
-            "not pass with the confidence that is left. Add new test rows, or promote it with --force --reason TEXT"
+            "not pass with the remaining error probability. Add new test rows, or promote it with --force --reason TEXT"
         )
         return None
     latest = next((move for move in reversed(moves) if version in (move.from_, move.to)), None)

@@ -37,7 +37,7 @@ class IdentityEntry(BaseModel):
 
     identity: str = Field(min_length=1, description="Subject alternative name of the certificates.")
     issuer: str = Field(min_length=1, description="URL of the OpenID Connect issuer.")
-    trust_config: str = Field(description="File of the Sigstore's client trust configuration, relative to this file.")
+    trust_config: str = Field(description="File of Sigstore's client trust configuration, relative to this file.")
 
 
 class TrustFile(BaseModel):
@@ -49,7 +49,7 @@ class TrustFile(BaseModel):
     certificate_authorities: list[str] = Field(
         [], description="Files of authorities' certificates in PEM format, relative to this file."
     )
-    identities: list[IdentityEntry] = Field([], description="Identities that a Sigstore of the site certifies.")
+    identities: list[IdentityEntry] = Field([], description="Identities that the site's Sigstore certifies.")
     revoked: list[KeyId] = Field([], description="IDs of keys and identities whose signatures are refused.")
 
 

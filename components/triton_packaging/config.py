@@ -65,7 +65,7 @@ class TritonPackagingConfig(BaseModel):
     backend: Literal["python", "vllm"] = Field(
         "python",
         description="Triton backend that serves the model. python: tuneline's code in the package, on CPUs and GPUs. "
-        "vllm: Triton's vLLM backend, for GPUs and for several adapters over one base.",
+        "vllm: Triton's vLLM backend, for GPUs and for several adapters of one base model.",
     )
     adapter: Literal["auto", "merged", "attached"] = Field(
         "auto",

@@ -163,7 +163,7 @@ def running_server(
                             raise
                         kept = keep_log(log)
                         (reporter or SilentReporter()).note(
-                            f"Triton exited with status {child.returncode} while it started, and is started again; see {kept}"
+                            f"Triton exited with status {child.returncode} during startup and is restarted; see {kept}"
                         )
                         continue
                     seconds = time.monotonic() - began

@@ -253,7 +253,7 @@ def test_paused_owner_learns_that_its_lock_was_taken_over(tmp_path: Path) -> Non
     with job_folders.folder_lock(tmp_path, "writer") as verify:
         verify()
         (tmp_path / "writer").write_text("other-host.1-1.00000000")  # the successor waited for the stale period
-        with pytest.raises(BusyError, match=r"another process has taken over .* this one writes nothing more"):
+        with pytest.raises(BusyError, match=r"another process has taken over .* this process stops writing"):
             verify()
     assert (tmp_path / "writer").read_text() == "other-host.1-1.00000000"
 

@@ -787,7 +787,7 @@ def test_stuck_deletion_blocks_next_job(cluster: JobCluster, monkeypatch: pytest
     cluster.api.stuck_jobs.add(previous.name)
     cluster.wait_until(lambda: cluster.api.started)
     previous.cancel()
-    with pytest.raises(BusyError, match=r"is being deleted, but has not ended within \d+ s"):
+    with pytest.raises(BusyError, match=r"is being deleted, but has not terminated within \d+ s"):
         cluster.run()
     cluster.api.stuck_jobs.clear()
 

@@ -336,7 +336,7 @@ def test_detach_leaves_remote_job_running(tmp_path: Path) -> None:
             return self
 
     job = RunningJob(tmp_path, [JobStatus("running", "on node 1")], poll_interval_seconds=0.1)
-    with pytest.raises(DetachedError, match="job 7 continues and is no longer watched"):
+    with pytest.raises(DetachedError, match="job 7 continues and is no longer monitored"):
         launch.run(job, Command(JOB_MODULE, []), tmp_path, SilentReporter(), request_detach())
     assert job.calls == []
 

@@ -116,11 +116,11 @@ def test_restart_limit_persists_across_entry_points(tmp_path: Path, monkeypatch:
 
     def raise_lost_error(job: Any) -> int:
         attempts.append(1)
-        raise ray_entrypoint._LostError("a process of the training was lost")
+        raise ray_entrypoint._LostError("a training process was lost")
 
     monkeypatch.setattr(ray_entrypoint, "_run_attempt", raise_lost_error)
     job = ray_entrypoint._Job(tmp_path, Command("m", [], 1, 2), build_settings(resumes=3), lambda: "")
-    with pytest.raises(JobEndedError, match="a process of the training was lost, after 3 restarts"):
+    with pytest.raises(JobEndedError, match="a training process was lost, after 3 restarts"):
         ray_entrypoint._run_attempts(job)
     assert len(attempts) == 4
     with pytest.raises(JobEndedError):

@@ -265,7 +265,7 @@ def test_chunks_fit_the_tokenizer_of_the_base_model(tmp_path) -> None:
 def test_budget_without_a_tokenizer_is_estimated_with_the_reason() -> None:
     budget = section_chunks.load_budget(DataCurationConfig(tokens={"base_model": "/missing"}))
     assert (budget.max_tokens, budget.count("x" * 41), budget.tokenizer) == (512, 11, "")
-    assert budget.note.startswith("documents are split by an estimate of 4 characters per token: ")
+    assert budget.note.startswith("documents are split with an estimate of 4 characters per token: ")
 
 
 # --- PDF --------------------------------------------------------------------------------------------------------------

@@ -56,8 +56,8 @@ def test_ordinary_prose_is_kept():
             "gopher_mean_word_length",
             "mean word length: 11.50 characters; expected 3 to 10",
         ),
-        (make_prose() + " #tag" * 20, "gopher_symbols", "hash signs for each word"),
-        (make_prose() + " so…" * 40, "gopher_symbols", "ellipses for each word"),
+        (make_prose() + " #tag" * 20, "gopher_symbols", "hash signs per word"),
+        (make_prose() + " so…" * 40, "gopher_symbols", "ellipses per word"),
         (
             "\n".join(f"- {line}" for line in make_prose().split("\n")),
             "gopher_bullet_lines",

@@ -486,7 +486,7 @@ def test_rows_that_the_judge_cannot_score_are_kept_and_counted(texts, judge_serv
     assert (figures["scored"], figures["unscored"], figures["failed_rows"]) == (59, 1, 1)
     assert read_kept(dataset, read_rows)["good-1"]["meta"] is None
     page = (dataset.path / "report.html").read_text(encoding="utf-8")
-    assert "gives no score to 1 rows, which are kept; first reason: the answer is not one JSON object" in page
+    assert "returned no score for 1 rows, which are kept; first reason: the answer is not one JSON object" in page
 
 
 def test_judge_that_scores_less_than_half_of_the_rows_is_an_error(texts, judge_server, curate_scored):
@@ -495,7 +495,7 @@ def test_judge_that_scores_less_than_half_of_the_rows_is_an_error(texts, judge_s
         rates(row) if "Water" in row or "The case has the number 100" in row else (200, "No.")
     )
     with pytest.raises(
-        EngineMissingError, match=r"gives no score to .* of 60 rows, the first reason: the answer is not"
+        EngineMissingError, match=r"returned no score for .* of 60 rows; first reason: the answer is not"
     ):
         curate_scored(texts, judge=judge_server.settings)
 
@@ -516,7 +516,7 @@ def test_missing_key_is_an_error_of_the_configuration(texts, judge_server, curat
 
 def test_missing_server_is_an_error_before_the_rows_are_read(texts, judge_server, curate_scored):
     url = f"http://127.0.0.1:{free_port()}/v1"
-    with pytest.raises(EngineMissingError, match="gives no score: ConnectionRefusedError") as error:
+    with pytest.raises(EngineMissingError, match="returned no score: ConnectionRefusedError") as error:
         curate_scored(texts, judge={**judge_server.settings, "url": url})
     assert "Check that the server runs" in error.value.hint
 

@@ -279,7 +279,7 @@ def test_stopped_training_is_saved_and_resumed_by_same_command(
         else:
             create_client(cluster).stop_job(list_submitted_jobs(cluster, tmp_path)[0].submission_id)
 
-    with pytest.raises(TunelineError, match=r"interrupted after step \d+ and is saved") as error:
+    with pytest.raises(TunelineError, match=r"interrupted after step \d+ and was saved") as error:
         train(dataset, tmp_path / "model", build_recipe(tiny), build_launcher(cluster), Recorder(at=5, do=stop))
     assert (error.value.kind, error.value.exit_code) == ("interrupted", EXIT_INTERRUPTED)
     assert list_job_states(cluster, tmp_path) == ["FAILED" if method == "SIGTERM" else "STOPPED"], (

@@ -277,7 +277,7 @@ def test_killed_and_interrupted_job_resumes_to_same_weights(
     assert not (output / artifact_folder.MANIFEST_FILENAME).exists()
 
     interrupted_reporter = Recorder(at_step=30, action=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(TunelineError, match=r"interrupted after step \d+ and is saved") as interrupted:
+    with pytest.raises(TunelineError, match=r"interrupted after step \d+ and was saved") as interrupted:
         tune(dataset, tiny, output, interrupted_reporter, **settings)
     assert (interrupted.value.kind, interrupted.value.exit_code) == ("interrupted", EXIT_INTERRUPTED)
     assert interrupted_reporter.first_step == 10, "the killed one was saved after step 10"

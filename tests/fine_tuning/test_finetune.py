@@ -286,7 +286,7 @@ def test_training_that_reaches_its_budget_is_saved_and_resumes_to_equal_weights(
 
     for step in (1, 2):
         with pytest.raises(
-            BudgetReachedError, match=rf"budget.hours is used up: .* is saved after step {step}$"
+            BudgetReachedError, match=rf"budget.hours is used up: .* was saved after step {step}$"
         ) as error:
             tune_within(hours=1e-9)
         assert error.value.exit_code == 75

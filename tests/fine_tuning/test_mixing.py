@@ -79,7 +79,7 @@ def test_weight_zero_leaves_a_source_out() -> None:
     [
         (
             {"a": 1, "b": 1, "c": 1, "web": 1},
-            "no source of the training rows is matched by web; the sources are a, b, c",
+            "no source of the training rows matches web; sources: a, b, c",
         ),
         ({"a": 1}, "no weight for the sources b, c"),
         ({"[ab]": 1, "a": 1, "b": 1, "c": 1}, r"each source that \[ab\] matches has a more specific pattern: a, b"),
@@ -179,8 +179,8 @@ def test_epochs_draw_all_rows_of_a_capped_source_before_one_is_repeated() -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (MixingSettings(caps={"web": 1}), r"mixing_caps: no source .* is matched by web; the sources are a, b, c"),
-        (MixingSettings(repetitions={"web": 1}), r"mixing_repetitions: no source .* is matched by web;"),
+        (MixingSettings(caps={"web": 1}), r"mixing_caps: no source .* matches web; sources: a, b, c"),
+        (MixingSettings(repetitions={"web": 1}), r"mixing_repetitions: no source .* matches web;"),
         (MixingSettings(caps={"[ab]": 1, "a": 1, "b": 1}), r"mixing_caps: each source that \[ab\] matches has a more"),
         (MixingSettings(repetitions={"*": 0.001}), "mixing_repetitions: an epoch has 0.1 rows; expected at least 1"),
     ],
@@ -491,7 +491,7 @@ def test_source_that_loses_all_rows_is_ignored_by_the_training(tiny: Path, tmp_p
 
 
 def test_unknown_source_is_refused_before_rows_are_tokenized(dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"matched by blog; the sources are handbook.md, web.jsonl"):
+    with pytest.raises(ConfigurationError, match=r"matches blog; sources: handbook.md, web.jsonl"):
         tune(dataset, tiny, tmp_path, mixing_weights={"blog": 1.0, "*": 1.0})
     assert not (tmp_path / "state").exists()
 

@@ -359,7 +359,7 @@ def test_every_recipe_must_fit_into_memory_before_the_first_trains(
 
     monkeypatch.setattr(recipe_defaults, "check_memory", check_one_row)
     with pytest.raises(
-        ConfigurationError, match=r"sweep\.vary: micro_batch_size=4: the training does not fit into mem"
+        ConfigurationError, match=r"sweep\.vary: micro_batch_size=4: training does not fit into mem"
     ):
         train(dataset, config, tmp_path)
     assert runner.rates == []

@@ -73,7 +73,7 @@ def test_move_that_is_not_closed_yet_counts_as_a_promotion(
         ("its model cannot be verified (model.bin is missing)", "Promote where the artifact store is mounted"),
         (
             "its evaluation used dataset 1; the model was trained on 2",
-            "Evaluate the model with the dataset of its training",
+            "Evaluate the model with its training dataset",
         ),
         (
             "the configuration requires a rule as strict as metric: a",

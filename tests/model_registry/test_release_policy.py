@@ -111,7 +111,7 @@ def test_stricter_evaluation_meets_the_policy(policy: dict[str, Any]) -> None:
         ),
         (
             {"rules": [{"max_loss": 0.3, "slices": ["source"]}], "slice_min_items": 20},
-            "its evaluation judged slices from 10 items; policy entry 7 requires 20",
+            "its evaluation judged slices of at least 10 items; policy entry 7 requires 20",
         ),
         ({"min_items": 50}, "policy entry 7 requires 50 items per task; its evaluation measured 40 of held_out"),
         (

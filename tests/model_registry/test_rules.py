@@ -64,11 +64,11 @@ def check_result(rule: dict[str, Any], losses: list[float], **result: Any) -> li
         (None, "its judge has no calibration"),
         (
             {**CALIBRATION, "kappa_bound": 0.4},
-            "the agreement of its judge (kappa_bound) is 0.400 and has to exceed 0.4",
+            "the agreement of its judge (kappa_bound) is 0.400 and must exceed 0.4",
         ),
         (
             {**CALIBRATION, "kappa_bound": float("nan")},
-            "the agreement of its judge (kappa_bound) is nan and has to exceed 0.4",
+            "the agreement of its judge (kappa_bound) is nan and must exceed 0.4",
         ),
         ({**CALIBRATION, "kappa_bound": 0.7}, "the calibration of its judge contradicts itself"),
         ({**CALIBRATION, "pairs": 29.0}, "its judge is calibrated on 29 pairs; at least 30 are required"),
@@ -315,7 +315,7 @@ def test_fewer_items_than_the_required_rule_needs_are_refused() -> None:
 def test_slices_are_judged_from_the_required_number_of_items(
     own: int | None, wanted: int | None, accepted: bool
 ) -> None:
-    expected = [] if accepted else [f"its evaluation judged slices from {own} items; the configuration requires 10"]
+    expected = [] if accepted else [f"its evaluation judged slices of at least {own} items; the configuration requires 10"]
     assert check_rules(SLICE_RULE, SLICE_RULE, own, wanted) == expected
 
 

@@ -157,8 +157,8 @@ def _remove_record(signed: SignedRegistry, kind: str = "model") -> None:
 
 
 ARTIFACT_ATTACKS = {
-    "forged signature": (_forge_files, "its signature is not one of key"),
-    "forged attestation": (_forge_attestation, "its signature is not one of key"),
+    "forged signature": (_forge_files, "its signature was not made by key"),
+    "forged attestation": (_forge_attestation, "its signature was not made by key"),
     "signature of another artifact": (_copy_signature, "the signature of its files is about another artifact"),
     "attestation of another artifact": (_copy_attestation, "its attestation is about another artifact"),
     "record of another artifact": (_copy_record, "its signature is for a"),
@@ -281,7 +281,7 @@ def test_process_without_a_key_cannot_write_to_a_signed_history(
 def test_truncated_history_is_found(signed: SignedRegistry) -> None:
     newest = registry_history.read(signed.client, NAME)[-1]
     signed.client.delete_model_version(HISTORY, str(newest.number))
-    reason = f"the history lacks entry {newest.number}, at which its checkpoint is: the history was truncated"
+    reason = f"the history lacks entry {newest.number}, which its checkpoint records: the history was truncated"
     assert reason in list_findings()
     assert reason in signed.verify().objections
     with pytest.raises(RegistryError, match=reason):

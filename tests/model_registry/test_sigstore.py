@@ -272,7 +272,7 @@ def test_signatures_of_two_identities_are_refused(
         json.dumps({**json.loads(path.read_text()), "signature": json.loads(deputy.read_text())["signature"]})
     )
     deputy.unlink()
-    with pytest.raises(SignatureInvalidError, match="its signatures are of two identities"):
+    with pytest.raises(SignatureInvalidError, match="its signatures were made by two identities"):
         signature_checks.require_signature(model, trust)
 
 

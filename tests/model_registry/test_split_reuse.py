@@ -92,7 +92,7 @@ def test_candidate_after_failures_needs_more_confidence(registry: Any, submit_ca
     assert submit_candidate("b", 0.3)[1] == {"failures": "0", "result": "failed"}
     _, tags, notes = submit_candidate("c", 0.04)
     assert tags == {"failures": "1", "result": "failed"}
-    assert "1 earlier candidate failed on its test split, so its rules have to hold with 24.32% of" in notes[0]
+    assert "1 earlier candidate failed on its test split, so its rules must hold with 24.32% of" in notes[0]
     with pytest.raises(RegistryError, match="1 earlier candidate failed on its test split"):
         promote(NAME, "3", reporter=SilentReporter())
     recorder = NoteRecorder()
@@ -104,7 +104,7 @@ def test_candidate_after_failures_needs_more_confidence(registry: Any, submit_ca
     assert promote(NAME, "5", reporter=SilentReporter()).to == "5"
     submit_candidate("e", 0.9)
     _, _, notes = submit_candidate("f", 0.9)
-    assert any(note.startswith("the test split is worn out: 4 candidates failed on it.") for note in notes)
+    assert any(note.startswith("the test split was reused too often: 4 candidates failed on it.") for note in notes)
     trials = [entry for entry in registry_history.read(registry, NAME) if entry.kind == "trial"]
     assert [entry.to for entry in trials] == ["2", "3", "5", "6", "7"]
     assert trials[0].reason == "failed on test split 5e7"

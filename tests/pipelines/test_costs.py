@@ -341,7 +341,7 @@ def test_demo_stopped_by_its_budget_resumes_to_equal_digests(tmp_path: Path) -> 
     limit = earlier + costs["fine_tuning"] / 2
     status, stopped = run_demo("budgeted", "--set", f"budget.cost={limit}")
     assert (status, stopped["error"]["kind"]) == (75, "budget"), stopped
-    saved = re.search(r"training is saved after step (\d+)", stopped["error"]["message"])
+    saved = re.search(r"training was saved after step (\d+)", stopped["error"]["message"])
     assert saved, stopped
     status, resumed = run_demo("budgeted", "--set", f"budget.cost={10 * limit}")
     assert status == 0, resumed

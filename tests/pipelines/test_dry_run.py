@@ -376,7 +376,7 @@ def test_mixing_weights_give_the_rows_of_each_source(mixed: Path, estimate: Esti
     result = estimate(*settings, varied)
     assert result["sources"] == [], "the recipes differ"
     assert any("leaves out" in warning and "of handbook" in warning for warning in result["warnings"])
-    with pytest.raises(ConfigurationError, match=r"matched by blog; the sources are handbook, web"):
+    with pytest.raises(ConfigurationError, match=r"matches blog; sources: handbook, web"):
         estimate(*settings, "fine_tuning.mixing_weights={blog: 1, '*': 1}")
 
 

@@ -96,7 +96,7 @@ ERRORS = {
         "Correct the line; `tuneline init` writes an example.",
     ),
     "aliases of aliases": ExpectedError(
-        "{file} is not YAML: line 6, column 5: more than 100,000 values, with those of aliases",
+        "{file} is not YAML: line 6, column 5: more than 100,000 values, including those of aliases",
         "Correct the line; `tuneline init` writes an example.",
     ),
     "large file as configuration": ExpectedError(
@@ -223,7 +223,7 @@ ERRORS = {
     ),
     "non-finite loss": ExpectedError(
         "the {which} loss is nan at step {step}, learning rate {rate}; rows of this step: {rows}",
-        "Reduce fine_tuning.learning_rate, which starts a new training.",
+        "Reduce fine_tuning.learning_rate, which starts a new training run.",
         "training",
         1,
     ),
@@ -1108,7 +1108,7 @@ DATA_VERSIONING_ERRORS = {
 }
 COST_ERRORS = {  # the tests are in test_costs.py and in tests/fine_tuning/test_finetune.py
     "budget.hours is used up: … of …; no further stage starts": ("budget", 75),
-    "budget.hours is used up: … of …; training is saved after step …": ("budget", 75),
+    "budget.hours is used up: … of …; training was saved after step …": ("budget", 75),
     "the estimated cost exceeds the budget: budget.hours is …; the estimate is …": ("configuration", 2),
     "--since is 'yesterday'; expected a day as YYYY-MM-DD": ("usage", 2),
 }
@@ -1132,7 +1132,7 @@ EXPORT_ERRORS = {  # the tests are in test_lineage.py
 }
 REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engines with a server that requires authentication
     "version … of … cannot be promoted: its evaluation compared it with …, and the champion is …": ("registry", 1),
-    "version … of … cannot be promoted: … earlier candidates failed on its test split, so its rules have to hold with …% of "
+    "version … of … cannot be promoted: … earlier candidates failed on its test split, so its rules must hold with …% of "
     "their error probability, and one does not": ("registry", 1),
     "version … of … cannot be promoted: its … cannot be verified (…)": ("registry", 1),
     "version … of … cannot be promoted: its evaluation does not state what it measured; an earlier version of tuneline wrote it": (
@@ -1187,7 +1187,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
     "version … of … cannot be promoted: policy entry … requires signatures; …": ("registry", 1),
     "entry … of the history does not verify: …": ("registry", 1),
     "entry … of the history is dated …, before an earlier entry of …": ("registry", 1),
-    "the history lacks entry …, at which its checkpoint is: the history was truncated": ("registry", 1),
+    "the history lacks entry …, which its checkpoint records: the history was truncated": ("registry", 1),
     "entry … of the history differs from its checkpoint: the history was rewritten": ("registry", 1),
     "the checkpoint of the history does not verify: …": ("registry", 1),
     "the history of … is signed, and this process has no signing key": ("registry", 1),
@@ -1319,7 +1319,7 @@ MODEL_ERRORS = {
         2,
     ),
     "fine_tuning.base_model: the token '…' of … has the ID …, and the model has … embeddings": ("configuration", 2),
-    "fine_tuning.mixing_…: no source of the training rows is matched by …; the sources are …": (
+    "fine_tuning.mixing_…: no source of the training rows matches …; sources: …": (
         "configuration",
         2,
     ),
@@ -1332,7 +1332,7 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
-    "the training does not fit into memory: … rows of … tokens require about … GB (…); each process has … GB": (
+    "training does not fit into memory: … rows of … tokens require about … GB (…); each process has … GB": (
         "configuration",
         2,
     ),
@@ -1355,8 +1355,8 @@ CURATION_ERRORS = {
     "data_curation.quality_scores.classifier.… contains … different rows; expected at least 20": ("input", 1),
     "data_curation.quality_scores.perplexity.enabled is true, but … is not installed": ("engine_missing", 1),
     "data_curation.quality_scores.judge.credentials: the environment variable … is not set": ("configuration", 2),
-    "the judge at … gives no score: …": ("engine_missing", 1),
-    "the judge at … gives no score to … of … rows, the first reason: …": ("engine_missing", 1),
+    "the judge at … returned no score: …": ("engine_missing", 1),
+    "the judge at … returned no score for … of … rows; first reason: …": ("engine_missing", 1),
 }
 PLATFORM_ERRORS = {  # the test is in test_platform_check.py
     "the environment does not match platform.yaml: …": ("platform", 1),
@@ -1448,7 +1448,7 @@ JOB_ERRORS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_sl
     "the cluster rejects the job: …": ("configuration", 2),
     "launcher.trainjob.image is empty; a trainjob requires a value": ("configuration", 2),
     "… is not on the volume …, which is mounted at … (launcher.trainjob.mount)": ("configuration", 2),
-    "… is being deleted, but has not ended within … s": ("busy", 1),
+    "… is being deleted, but has not terminated within … s": ("busy", 1),
 }
 GARBAGE_COLLECTION_ERRORS = {  # the tests are in tests/pipelines/garbage_collection/test_command.py
     "the workdir … does not exist": ("usage", 2),

@@ -116,7 +116,7 @@ class SpendingMeter(BaseModel):
                 )
             if account.budget.kwh is not None and not (power.gpu_watts or power.cpu_core_watts):
                 sentences.append(
-                    f"{account.name}.kwh counts GPUs of known power only: platform.yaml sets no `power.cpu_core_watts`"
+                    f"{account.name}.kwh counts only GPUs of known power: platform.yaml sets no `power.cpu_core_watts`"
                 )
         return sentences
 

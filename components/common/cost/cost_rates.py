@@ -34,7 +34,7 @@ class Prices(BaseModel):
     currency: str = Field("", max_length=8, description="Currency of all prices, for display, such as EUR.")
     gpu_hour: Amount | None = Field(None, ge=0, description="Price of a GPU-hour. null: not known.")
     cpu_hour: Amount | None = Field(
-        None, ge=0, description="Price of a CPU-hour, that is of one busy core for an hour. null: not known."
+        None, ge=0, description="Price of a CPU-hour (one busy core for an hour). null: not known."
     )
     kwh: Amount | None = Field(None, ge=0, description="Price of a kWh. null: not known.")
     gib_month: Amount | None = Field(

@@ -307,7 +307,7 @@ def _follow(launcher: Launcher, job: Job, folder: Path, reporter: Reporter, stop
                     job.request_stop()
                     next_request = time.monotonic() + STOP_REPEAT_SECONDS
             elif stop.detach_requested.is_set():
-                raise DetachedError(f"{job.name} continues and is no longer watched", hint=RESUME_HINT)
+                raise DetachedError(f"{job.name} continues and is no longer monitored", hint=RESUME_HINT)
             time.sleep(POLL_INTERVAL_SECONDS)
     events.relay_new(reporter)
     return status

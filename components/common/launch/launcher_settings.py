@@ -28,7 +28,7 @@ class LauncherSettings(StrictModel):
         "process", description="; ".join(f"{kind}: {entry.description}" for kind, entry in LAUNCHERS.items()) + "."
     )
     nodes: int = Field(
-        1, ge=1, description="Number of nodes of the training. fine_tuning.processes is divided evenly among the nodes."
+        1, ge=1, description="Number of nodes for training. fine_tuning.processes is divided evenly among the nodes."
     )
     threads: int = Field(
         0,

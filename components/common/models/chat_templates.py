@@ -158,7 +158,7 @@ def render_conversation(tokenizer: Any, messages: Sequence[Message], tools: Any 
     hint = "Curate rows that the template accepts, or set another chat template in the tokenizer."
     if needs_tools and not tool_messages.has_tool_template(tokenizer):
         messages, tools = tool_messages.describe_tools(messages, tools), None
-        hint = f"The template has no place for tools; a system message describes them. {hint}"
+        hint = f"The template does not support tools; a system message describes them. {hint}"
     try:
         return str(
             tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt)

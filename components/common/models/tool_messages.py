@@ -1,4 +1,4 @@
-"""Describes tools in a system message, for models whose chat template has no place for tools.
+"""Describes tools in a system message, for models whose chat template does not support tools.
 
 Training, evaluation and the gateway use the same description, so that a served model reads what it was tuned on.
 """

@@ -17,12 +17,12 @@ class NamesConfig(BaseModel):
     model: str = Field(
         "",
         description="Absolute path of the local folder of a spaCy model. The search processes about 20 rows per "
-        "CPU-second; without the search, curation processes thousands of rows. Empty: no search for names.",
+        "CPU-second; without it, curation processes thousands. Empty: no search for names.",
     )
     language: str = Field("en", min_length=2, description="Two-letter code of the model's language.")
     person: Action = Field(
         "keep",
-        description="Action on names of people. keep: count them only; most are public figures, and models err.",
+        description="Action on names of people. keep: count them only; most are public figures, and models make errors.",
     )
     location: Action = Field("keep", description="Action on names of places. keep: count them only.")
 

@@ -80,7 +80,9 @@ def _check_size(root: yaml.Node) -> None:
         sizes = [measure(child) for child in children]
         nodes, depth = 1 + sum(size for size, _ in sizes), 1 + max((levels for _, levels in sizes), default=0)
         if depth > MAX_DEPTH or nodes > MAX_NODES:
-            problem = DEPTH_PROBLEM if depth > MAX_DEPTH else f"more than {MAX_NODES:,} values, with those of aliases"
+            problem = (
+                DEPTH_PROBLEM if depth > MAX_DEPTH else f"more than {MAX_NODES:,} values, including those of aliases"
+            )
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         measured[id(node)] = nodes, depth
         return nodes, depth

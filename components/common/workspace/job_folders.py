@@ -193,8 +193,8 @@ def folder_lock(
             # A second reading, because NFS reports a stale file once after a lock was replaced.
             if tag not in (_read_owner(lock), _read_owner(lock)):
                 raise BusyError(
-                    f"another process has taken over {folder}, because this one did not answer for "
-                    f"{LOCK_STALE_AFTER_SECONDS:.0f} seconds; this one writes nothing more",
+                    f"another process has taken over {folder}, because this process sent no heartbeat "
+                    f"for {LOCK_STALE_AFTER_SECONDS:.0f} seconds; this process stops writing",
                     hint="Wait for the other process; it continues from the last checkpoint.",
                 )
 

@@ -78,8 +78,8 @@ def reject_symbols(row: MeasuredRow, config: QualityConfig) -> str | None:
         return None
     words, limit = len(row.words), config.max_symbols_per_word
     ellipses = row.text.count("...") + row.text.count("…")
-    return _check_share("hash signs for each word", row.text.count("#"), words, limit) or _check_share(
-        "ellipses for each word", ellipses, words, limit
+    return _check_share("hash signs per word", row.text.count("#"), words, limit) or _check_share(
+        "ellipses per word", ellipses, words, limit
     )
 
 

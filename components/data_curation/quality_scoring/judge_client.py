@@ -92,7 +92,7 @@ class JudgeClient:
                 self.rate(PROBE_TEXT)
         except NoScoreError as error:
             raise EngineMissingError(
-                f"the judge at {self.settings.url} gives no score: {error}",
+                f"the judge at {self.settings.url} returned no score: {error}",
                 hint=f"Check that the server runs and that {KEY}.url and {KEY}.model are correct.",
             ) from None
 

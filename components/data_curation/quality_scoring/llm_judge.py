@@ -159,14 +159,14 @@ class LanguageModelJudge:
         failed = reasons.total()
         if failed > judged * MAX_UNSCORED_SHARE:
             raise EngineMissingError(
-                f"the judge at {settings.url} gives no score to {failed:,} of {judged:,} rows, the first reason: "
+                f"the judge at {settings.url} returned no score for {failed:,} of {judged:,} rows; first reason: "
                 f"{next(iter(reasons))}",
                 hint=f"Use a model that answers in JSON, check {KEY}.criteria, or raise {KEY}.timeout_seconds.",
             )
         notes = []
         if failed:
             notes.append(
-                f"the judge gives no score to {failed:,} rows, which are kept; first reason: {next(iter(reasons))}"
+                f"the judge returned no score for {failed:,} rows, which are kept; first reason: {next(iter(reasons))}"
             )
             reporter.note(notes[0])
         return ScorerResult(scores, {"judged_rows": judged, "failed_rows": failed}, notes)

@@ -93,8 +93,8 @@ class Generation(AnswerSettings, FewShotSettings):
         gt=0,
         le=1,
         exclude_if=(1.0).__eq__,
-        description="Share of the probability from which the tokens of sampled answers are drawn: the most likely "
-        "tokens that add up to it. 1: all tokens.",
+        description="Nucleus sampling: tokens are drawn from the most likely tokens whose probabilities add up to this "
+        "share. 1: all tokens.",
     )
     samples: int = Field(
         1,
@@ -107,7 +107,7 @@ class Generation(AnswerSettings, FewShotSettings):
         [],
         exclude_if=operator.not_,
         description="Numbers k for which the metrics NAME_pass_at_k are reported: the probability that one of k "
-        "answers is correct, for each metric of right and wrong answers. Empty: 1 and samples, if samples exceeds 1.",
+        "answers is correct, for each binary metric. Empty: 1 and samples, if samples exceeds 1.",
     )
     seed: int | None = Field(
         None,
@@ -158,7 +158,7 @@ class Generation(AnswerSettings, FewShotSettings):
             raise ValueError(f"pass_at is {self.pass_at}; expected distinct numbers")
         if self.pass_at and not any(GENERATION_METRICS[name].is_binary for name in self.metrics):
             raise ValueError(
-                f"pass_at is {self.pass_at}, and metrics is {self.metrics}; expected a metric of right and wrong answers"
+                f"pass_at is {self.pass_at}, and metrics is {self.metrics}; expected a binary metric (right or wrong)"
             )
         return self
 

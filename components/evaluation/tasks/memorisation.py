@@ -57,7 +57,7 @@ class Memorisation(TaskSettings):
         "train",
         exclude_if=lambda split: split == "train",
         description="Rows to test. train: training rows; held_out: as many rows of the validation and test splits, from the "
-        "same sources, as control of a task with the same tokens and rows (control of a rule).",
+        "same sources, as the control of a task with the same tokens and rows (key control of a rule).",
     )
     include_short: bool = Field(
         False,
@@ -67,8 +67,8 @@ class Memorisation(TaskSettings):
     search_leaks: bool = Field(
         False,
         exclude_if=operator.not_,
-        description="Measure leaked instead of reproduced: test rows with personal data first, up to the data, and fill the "
-        "sample with other rows, which cannot leak. Personal data is masked in the stored texts.",
+        description="Measure leaked instead of reproduced: rows with personal data come first, with the text before the data "
+        "as the prompt. Other rows, which cannot leak, fill the sample. Personal data is masked in the stored texts.",
     )
 
     def estimate_tokens(self, rows: int, mean_length: float) -> float:

@@ -325,7 +325,7 @@ def test_pass_at_is_share_of_draws_with_a_right_answer(right: int) -> None:
         ({"temperature": 1, "pass_at": [1]}, "at least 2 samples"),
         ({"temperature": 1, "samples": 4, "pass_at": [5]}, "numbers up to samples"),
         ({"temperature": 1, "samples": 4, "pass_at": [2, 2]}, "expected distinct numbers"),
-        ({"temperature": 1, "samples": 4, "pass_at": [2], "metrics": ["f1"]}, "a metric of right and wrong answers"),
+        ({"temperature": 1, "samples": 4, "pass_at": [2], "metrics": ["f1"]}, "expected a binary metric"),
     ],
 )
 def test_contradictory_sampling_settings_are_refused(settings: dict[str, Any], message: str) -> None:

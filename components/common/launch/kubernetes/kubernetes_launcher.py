@@ -171,7 +171,9 @@ class KubernetesLauncher:
             kind, name = waiting[0].split()
             if time.monotonic() > deadline:
                 hint = f"Run `kubectl describe {kind} {name}` for the cause, often an unreachable node."
-                raise BusyError(f"{name} is being deleted, but has not ended within {timeout_seconds:.0f} s", hint=hint)
+                raise BusyError(
+                    f"{name} is being deleted, but has not terminated within {timeout_seconds:.0f} s", hint=hint
+                )
             if not is_logged:
                 log(f"{name} is still being deleted; the next job starts afterwards")
                 is_logged = True

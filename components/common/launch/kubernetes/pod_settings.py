@@ -105,10 +105,10 @@ class PodSettings(StrictModel):
     save_seconds: int = Field(
         180,
         ge=10,
-        description="Grace period in seconds for a training to save after its pod is evicted or its job is stopped.",
+        description="Grace period in seconds for training to save after a pod is evicted or the job is stopped.",
     )
     deadline_seconds: int = Field(
-        0, ge=0, description="Time limit of a job in seconds, after which a new job resumes the training. 0: no limit."
+        0, ge=0, description="Time limit of a job in seconds, after which a new job resumes training. 0: no limit."
     )
     keep: bool = Field(
         False, description="Keep the object of an ended job for inspection. A cancelled job is always deleted."
@@ -158,5 +158,5 @@ class RayJobSettings(PodSettings):
     keep_seconds: int = Field(
         300,
         ge=0,
-        description="Seconds until KubeRay deletes the cluster of an ended job if the watching step has ended too.",
+        description="Seconds until KubeRay deletes the cluster of an ended job if the monitoring step has also ended.",
     )

@@ -219,7 +219,7 @@ def _run_attempt(job: _Job) -> int:
         except RayActorError as error:
             if _read_errors(job.folder):
                 return EXIT_FAILED
-            raise _LostError(f"a node of the training was lost ({get_first_line(error).rstrip('.:')[:300]})") from None
+            raise _LostError(f"a training node was lost ({get_first_line(error).rstrip('.:')[:300]})") from None
         except RayError as error:
             raise EngineMissingError(
                 f"a node of the Ray cluster cannot run the training: {str(error).strip().splitlines()[-1][:300]}",
@@ -251,7 +251,7 @@ def decide_exit_code(codes: list[int | None], errors: list[JsonObject], *, is_st
     if errors:
         raise _LostError("a node requested a stop")
     if has_begun:
-        raise _LostError("a process of the training was lost")
+        raise _LostError("a training process was lost")
     return EXIT_FAILED
 
 

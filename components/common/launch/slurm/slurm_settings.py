@@ -47,7 +47,7 @@ class SlurmSettings(StrictModel):
         "", description="Accelerators per node (--gres), for example gpu:h100:8. Empty: no accelerator is requested."
     )
     constraint: str = Field("", description="Required features of the nodes (--constraint). Empty: no constraint.")
-    cpus: int = Field(0, ge=0, description="Cores per node for the training (--cpus-per-task). 0: the site's default.")
+    cpus: int = Field(0, ge=0, description="Cores per node for training (--cpus-per-task). 0: the site's default.")
     memory: str = Field("", description="Memory per node (--mem), for example 900G. Empty: the site's default.")
     time_limit: str = Field(
         "",
@@ -58,7 +58,7 @@ class SlurmSettings(StrictModel):
         180,
         ge=10,
         lt=65536,
-        description="Seconds before the time limit at which the training saves and is requeued (--signal).",
+        description="Seconds before the time limit at which training saves and the job is requeued (--signal).",
     )
     reservation: str = Field("", description="Reservation (--reservation). Empty: no reservation.")
     dependency: str = Field(
@@ -70,11 +70,11 @@ class SlurmSettings(StrictModel):
         [],
         description="Additional options of sbatch, one per #SBATCH line, for example [--exclusive, --mail-type=FAIL].",
     )
-    setup: list[str] = Field([], description="Shell commands before the training, for example [module load cuda/12.8].")
+    setup: list[str] = Field([], description="Shell commands before training, for example [module load cuda/12.8].")
     template: str = Field(
         "", description="Batch script template of the site, see docs/how-to/slurm.md. Empty: the built-in template."
     )
-    container: ContainerSettings = Field(ContainerSettings(), description="Container of the processes.")
+    container: ContainerSettings = Field(ContainerSettings(), description="Container of the training processes.")
     ssh: str = Field(
         "", description="Login node that runs Slurm's commands, as a host name for ssh. Empty: this machine."
     )
