@@ -34,7 +34,7 @@ class Fractions(_Section):
         0.05,
         gt=0,
         lt=1,
-        description="Share of rows for the evaluation. At least 200 rows give useful confidence intervals.",
+        description="Share of rows for evaluation. At least 200 rows give useful confidence intervals.",
     )
 
     @model_validator(mode="after")
@@ -62,14 +62,14 @@ class DecontaminationConfig(_Section):
     shortest: int = Field(
         8,
         ge=4,
-        description="Minimum length in words of an item's text that is shorter than `ngram` words. Such a text is searched "
-        "for as a whole. Even shorter texts are skipped, except for questions.",
+        description="Texts of an item with fewer than `ngram` words are searched for as a whole if they have at least this "
+        "number of words. Other short texts are skipped, except for questions.",
     )
     shortest_question: int = Field(
         4,
         ge=2,
-        description="Minimum length in words of an item's question that is shorter than `shortest` words. Such a question "
-        "must be a whole sentence, line or labelled part of a row. Even shorter questions are skipped.",
+        description="Questions of an item with fewer than `shortest` words are searched for as a whole sentence, line or "
+        "labelled part of a row if they have at least this number of words. Shorter questions are skipped.",
     )
     min_overlap: Share = Field(
         0.0,
@@ -286,7 +286,7 @@ class PersonalDataConfig(_Section):
     )
     url_credentials: Action = Field(
         "redact",
-        description="Action on user and password in a URL; the rest is kept. Placeholder: <URL_CREDENTIALS>.",
+        description="Action on a user name and password in a URL; the rest is kept. Placeholder: <URL_CREDENTIALS>.",
     )
     api_key: Action = Field(
         "redact", description="Action on API keys, tokens, and secrets assigned to a variable. Placeholder: <API_KEY>."
@@ -312,8 +312,8 @@ class SemanticDuplicatesConfig(_Section):
     model: str = Field("", description="Model of the embeddings. Empty: fine_tuning.base_model.")
     embeddings: Literal["input", "hidden_states"] = Field(
         "input",
-        description="input: weighted mean of the model's input embeddings, without a forward pass; word order does not "
-        "count. hidden_states: mean of the last hidden states of an encoder, which requires torch.",
+        description="input: weighted mean of the model's input embeddings, without a forward pass; word order has no "
+        "effect. hidden_states: mean of the last hidden states of an encoder, which requires torch.",
     )
 
 
@@ -408,7 +408,7 @@ class DataCurationConfig(_Section):
     answer_min_words: int = Field(
         8,
         ge=1,
-        description="Minimum length in words of equal or similar answers that keep their rows in one split. "
+        description="Minimum length in words of equal or similar answers that keep their rows in the same split. "
         "Lower values are stricter.",
     )
     decontamination: DecontaminationConfig = Field(

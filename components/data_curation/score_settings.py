@@ -26,9 +26,9 @@ class ClassifierSettings(_Section):
     good: list[str] = Field(
         [],
         description="Files, globs and folders of good rows, relative to the configuration file, in the formats of the "
-        "sources. At least 20 rows. Empty, as is `bad`: no classifier.",
+        "sources. At least 20 rows. Both `good` and `bad` empty: no classifier.",
     )
-    bad: list[str] = Field([], description="Files, globs and folders of bad rows, as `good`.")
+    bad: list[str] = Field([], description="Files, globs and folders of bad rows, in the same form as `good`.")
     min_score: Probability | None = Field(
         None, description="Minimum score of a kept row. null: no row is dropped. Reject reason: `low_quality_score`."
     )
@@ -58,7 +58,7 @@ class PerplexitySettings(_Section):
         ge=1,
         description="Maximum perplexity of a kept row. null: no row is dropped. Reject reason: `low_quality_score`.",
     )
-    max_tokens: int = Field(512, ge=2, description="Maximum number of tokens of a row that are scored, from its start.")
+    max_tokens: int = Field(512, ge=2, description="Maximum number of scored tokens per row, from its start.")
     batch_tokens: int = Field(
         2048,
         ge=1,

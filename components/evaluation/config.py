@@ -81,7 +81,7 @@ class EvaluationConfig(BaseModel):
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum row length in tokens. Longer rows are truncated. null: max_length of the candidate's training, or "
+        description="Maximum row length in tokens. Longer rows are truncated. null: max_length from the candidate's recipe, or "
         "2,048 tokens for a model that tuneline did not train.",
     )
     batch_tokens: int = Field(
@@ -105,7 +105,7 @@ class EvaluationConfig(BaseModel):
         0,
         ge=0,
         exclude_if=operator.not_,
-        description="Number of the repetition. Another number measures all models again, without the scores of earlier "
+        description="Number of the repetition. A new number measures all models again, without the scores of earlier "
         "evaluations, and gives the evaluation a new digest. Raise it to renew an evaluation that is older than "
         "max_evaluation_age_days of the release policy.",
     )

@@ -195,7 +195,7 @@ class PreferenceConfig(Section):
         ge=0,
         exclude_if=lambda margin: margin == 1.0,
         description="simpo: reward by which the chosen answer should exceed the rejected one (γ in the paper; half of "
-        "reward_scale is a good start).",
+        "reward_scale is a good starting value).",
     )
 
 
@@ -210,7 +210,7 @@ class RopeScalingConfig(Section):
     factor: float = Field(
         1.0,
         ge=1,
-        description="Factor on the model's context, such as 4 for 32,768 tokens instead of 8,192. 1: no scaling.",
+        description="Extension factor of the model's context, such as 4 for 32,768 tokens instead of 8,192. 1: no scaling.",
     )
 
 
@@ -290,7 +290,7 @@ class FineTuningConfig(Section):
     preset: PresetName = Field(
         "balanced",
         exclude_if=lambda preset: preset == "balanced",
-        description="Size of the training: the values of settings that are null. "
+        description="Size of the training run, which sets the settings that are null. "
         + " ".join(f"{name}: {entry.summary}." for name, entry in PRESETS.items()),
     )
     max_steps: int | None = Field(
@@ -450,7 +450,7 @@ class FineTuningConfig(Section):
     )
     compile: bool = Field(
         False,
-        description="Compile the layers with torch.compile: the start takes about a minute longer, then steps are "
+        description="Compile the layers with torch.compile: startup takes about a minute longer, and steps are "
         "faster. Suited to long training runs on GPUs.",
     )
     activation_checkpointing: Literal["auto", "on", "off"] = Field(

@@ -26,7 +26,7 @@ class ModelRegistryConfig(BaseModel):
     )
     auto_promote: bool = Field(
         False,
-        description="Promote an accepted and proven version to champion at once. false: a person promotes the version "
+        description="Promote an accepted and proven version to champion automatically. false: a person promotes the version "
         "(tuneline promote).",
     )
     copy_limit_mb: int = Field(

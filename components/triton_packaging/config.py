@@ -133,8 +133,8 @@ class TritonPackagingConfig(BaseModel):
         ge=0,
         le=1_000_000_000,
         description="Capacity of the shared key-value cache in tokens (prompts and answers). Minimum: one request of "
-        "maximum length. 0: all slots at maximum length, limited to 1 GiB on a CPU. On a GPU, half of the memory that the "
-        "weights leave free is the limit.",
+        "maximum length. 0: all slots at maximum length, limited to 1 GiB on a CPU and, on a GPU, to half of the memory "
+        "that the weights leave free.",
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of the served model. 0: all cores available to the server."
