@@ -148,12 +148,12 @@ def _find_problem(rule: Rule, result: TaskResult, metric: str, min_items: int | 
         if not reason and role in result.foreign_tokenizer_roles and result.get_metric(metric).per_token:
             reason = TOKENIZER_MISMATCH
         if reason:
-            return f"The {rule.metric} cannot be compared: {reason}."
+            return f"{rule.metric} cannot be compared: {reason}."
         if not result.get_values(role, metric):
-            return f"The {rule.metric} of {ROLE_LABELS[role]} is missing."
+            return f"{rule.metric} of {ROLE_LABELS[role]} is missing."
         if non_finite := result.count_non_finite(role, metric):
             share = f"{non_finite} of {len(result.items)} items"
-            return f"The {rule.metric} of {ROLE_LABELS[role]} is not a finite number in {share}."
+            return f"{rule.metric} of {ROLE_LABELS[role]} is not a finite number in {share}."
     if not rule.control and len(result.items) >= (min_items or MIN_ITEMS) and _is_unchanged(rule, result, metric):
         return None
     loss, exponential = result.get_max_item_loss(metric, rule.against), result.get_metric(metric).exponential
@@ -166,7 +166,8 @@ def _find_problem(rule: Rule, result: TaskResult, metric: str, min_items: int | 
     elif required > MIN_ITEMS and not min_items:
         name = "max_loss" if rule.max_harmed_share is None else "max_harmed_share"
         basis = f"{name} {getattr(rule, name)} at {rule.confidence:.0%} confidence"
-    measured = f"The {rule.metric} was measured on {len(result.items)} items"
+    items = len(result.items)
+    measured = f"{rule.metric} was measured on {items} {'item' if items == 1 else 'items'}"
     return f"{measured}; the rule requires at least {required} ({basis})."
 
 

@@ -1,4 +1,4 @@
-"""Compute settings of a training: precision, attention kernel, fused layers, compilation, activation checkpointing.
+"""Compute settings of a training run: precision, attention kernel, fused layers, compilation, activation checkpointing.
 
 `check_machine` rejects recipes that this machine cannot train. `choose_settings` returns the settings with reasons.
 """
@@ -34,7 +34,7 @@ BFLOAT16_DEVICES = ("cuda", "hpu")  # devices that compute in bfloat16 by defaul
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """Compute settings of a training. `reasons` has one sentence per setting."""
+    """Compute settings of a training run. `reasons` has one sentence per setting."""
 
     device: str
     bfloat16: bool

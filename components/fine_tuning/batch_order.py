@@ -1,4 +1,4 @@
-"""Row order of a training: batches of similar length in random order, which a resumed training repeats."""
+"""Row order of a training run: batches of similar length in random order, which a resumed training repeats."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def count_epoch_steps(rows: int, batch: int) -> int:
 def count_draws(
     lengths: Sequence[int], batch: int, steps: int, *, seed: int, mixture: Mixture | None = None
 ) -> list[int]:
-    """Return how often each row is in the first `steps` batches of a training; for the arguments see `order_epoch`."""
+    """Return how often each row is in the first `steps` batches of a training run; for the arguments see `order_epoch`."""
     epochs, remaining_steps = divmod(steps, count_epoch_steps(count_epoch_rows(lengths, mixture), batch))
     draws = [0 if mixture else epochs] * len(lengths)
     rows: list[int] = []

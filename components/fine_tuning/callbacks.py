@@ -50,7 +50,7 @@ class TrainingEvents:
         get_step_rows: Function that returns the row ids of a step, counted from 1.
         verify_lock: Function that raises BusyError if another training writes to the folder; called before every write.
         budget: Cost of the training, and the budgets that it counts against.
-        reached_limit: Key and figures of the limit that stopped the training.
+        reached_limit: Key and figures of the limit that stopped training.
         trainer: The trainer, set once it is built.
         on_wrapped: Function called after the trainer has wrapped the model, before it reads rows.
         on_first_step: Function called before the first step.
@@ -256,7 +256,7 @@ def truncate_log(path: Path, step: int) -> None:
 
 
 def read_log(path: Path) -> list[LogLine]:
-    """Return the lines of a training's log, except an incomplete line; empty if the log does not exist.
+    """Return the lines of a training run's log, except an incomplete line; empty if the log does not exist.
 
     Each line has the keys `step` and `time` (seconds since 1970), and the values of METRIC_NAMES that were logged.
     """

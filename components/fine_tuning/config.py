@@ -503,7 +503,7 @@ class FineTuningConfig(Section):
 
     @property
     def precomputes_reference(self) -> bool:
-        """Whether TRL computes the reference of the loss before the training, if the training visits every row.
+        """Whether TRL computes the reference of the loss before training, if the training visits every row.
 
         TRL hashes the model for it, which fails on FSDP2's shards.
         """

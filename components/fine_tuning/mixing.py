@@ -61,7 +61,7 @@ class MixingSettings:
 
 @dataclass(frozen=True)
 class SourceShare:
-    """Examples and tokens of a source in a training.
+    """Examples and tokens of a source in a training run.
 
     An example is a row, or, where a row has several examples, one of them; `text` divides long texts.
 
@@ -412,7 +412,7 @@ def describe_shares(shares: Sequence[SourceShare], epoch_examples: int) -> list[
     """Return a warning for each source whose examples are left out or repeated more often than the average.
 
     Args:
-        shares: Shares of a training with mixing settings.
+        shares: Shares of a training run with mixing settings.
         epoch_examples: Examples of an epoch.
     """
     examples, seen = sum(share.examples for share in shares), sum(share.seen for share in shares)

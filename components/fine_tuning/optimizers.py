@@ -1,4 +1,4 @@
-"""Optimizers of a training, with their memory and requirements.
+"""Optimizers of a training run, with their memory and requirements.
 
 To add an optimizer, add its name to `OptimizerName` and its entry to `OPTIMIZERS`.
 """

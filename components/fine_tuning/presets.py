@@ -15,10 +15,10 @@ PresetName = Literal["quick", "balanced", "thorough"]
 
 @dataclass(frozen=True)
 class Preset:
-    """Automatic settings of a training's size.
+    """Automatic settings of a training run's size.
 
     Attributes:
-        summary: What the preset changes; shown in the configuration reference and at the start of a training.
+        summary: What the preset changes; shown in the configuration reference and at the start of a training run.
         epochs_factor: Factor on the objective's epochs.
         max_epochs: Maximum number of epochs. None: no maximum.
         length_quantile: Share of the rows that max_length covers.
@@ -38,7 +38,7 @@ PRESETS: dict[PresetName, Preset] = {
     # Time is proportional to the tokens. The loss falls most in the first epoch.
     "quick": Preset("at most 1 epoch and max_length of at most 512", max_epochs=1.0, longest=512),
     "balanced": Preset("the defaults"),
-    # Validation ends the training and selects the best checkpoint. The schedule spans all epochs, so a training that
+    # Validation ends the training and selects the best checkpoint. The schedule spans all epochs, so a training run that
     # stops early ends at a higher learning rate than one planned for that number of epochs.
     "thorough": Preset(
         "twice the epochs, early stopping after 3 validations without a lower loss, and max_length for 99% of the rows",

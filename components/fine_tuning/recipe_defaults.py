@@ -33,7 +33,7 @@ MICRO_BATCH_ROWS = (8, 4, 2, 1)
 MAX_CPU_OR_REMOTE_ROWS = 2
 
 
-# A training is refused only if the estimate exceeds the memory by more than its error: at most 16% on one GPU here, and in
+# A training run is refused only if the estimate exceeds the memory by more than its error: at most 16% on one GPU here, and in
 # published runs on several GPUs at most 19.5% too high, with gathered layers and ZeRO-3's buffers (docs/reference/sizing-validation.md).
 MAX_ESTIMATE_RATIO = 1.2
 

@@ -1,4 +1,4 @@
-"""HTML report of a training."""
+"""HTML report of a training run."""
 
 from __future__ import annotations
 

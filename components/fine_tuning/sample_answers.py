@@ -1,4 +1,4 @@
-"""Answers to fixed prompts at every validation, which show how the model changes during the training."""
+"""Answers to fixed prompts at every validation, which show how the model changes during training."""
 
 from __future__ import annotations
 

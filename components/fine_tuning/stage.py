@@ -95,7 +95,7 @@ def finetune(
         initial_adapter: The opened initial adapter. Default: open `config.initial_adapter`.
         overwrite: Replace another artifact in `output`.
         launcher_settings: Launcher and number of nodes. Default: this machine.
-        run: Function that runs the training command in separate processes. Default: a training with one process on
+        run: Function that runs the training command in separate processes. Default: a training run with one process on
             this machine runs in the calling process; other trainings use `launch.run`.
         budget: Cost of the step so far, and the budgets that the training counts against. Default: no budget.
         peers: Number of trainings that run at the same time against the same budgets.

@@ -67,7 +67,7 @@ TrainFunction = Callable[..., Artifact]
 
 @dataclass(frozen=True)
 class RecipeOutcome:
-    """A recipe with its trained model, or with the error that stopped the training."""
+    """A recipe with its trained model, or with the error that stopped training."""
 
     name: str
     recipe: Recipe

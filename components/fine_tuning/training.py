@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 
-LOCK_WAIT_SECONDS = job_folders.LOCK_STALE_AFTER_SECONDS + 30.0  # for a training that is being stopped
+LOCK_WAIT_SECONDS = job_folders.LOCK_STALE_AFTER_SECONDS + 30.0  # for a training run that is being stopped
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Inputs of a training, serializable for another process.
+    """Inputs of a training run, serializable for another process.
 
     `tokens`, `state`, `output` and `initial_adapter` are paths of folders. `budget` is the result of `BudgetClock.dump`.
     """
@@ -73,7 +73,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Metrics of a training, including the steps before a resume. Units: seconds, bytes, FLOP/s.
+    """Metrics of a training run, including the steps before a resume. Units: seconds, bytes, FLOP/s.
 
     `rows_seen` counts a row once per draw. `sources` is the result of `mixing.summarize_shares`; empty with packing, and
     with one source and no mixing settings. `choices` has one sentence per compute setting. `startup` has the duration
@@ -123,7 +123,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
     """Train to the end of the recipe and write the weights of the best checkpoint to `job.output`.
 
     Training resumes from the newest complete checkpoint in `job.state`. The first process holds a lock on `job.state`,
-    so that no other training writes there, whoever started it; it waits for a training that is being stopped.
+    so that no other training writes there, whoever started it; it waits for a training run that is being stopped.
 
     Args:
         job: Inputs and folders.
@@ -154,7 +154,7 @@ def _train(
     verify_lock: Callable[[], None],
     cleanup: ExitStack,
 ) -> TrainingResult:
-    """Train without a lock; `verify_lock` is called before every write, and `cleanup` is closed after the training."""
+    """Train without a lock; `verify_lock` is called before every write, and `cleanup` is closed after training."""
     import psutil
 
     budget = BudgetClock.load(job.budget, int(os.environ.get("WORLD_SIZE", "1")))
@@ -500,7 +500,7 @@ def _build_row_lookup(splits: TokenizedDataset, config: Recipe, seed: int) -> Ca
 
 
 def _count_shares(splits: TokenizedDataset, config: Recipe, seed: int, steps: int) -> list[dict[str, Any]]:
-    """Return the share of each source in the batches of a training; see `TrainingResult`."""
+    """Return the share of each source in the batches of a training run; see `TrainingResult`."""
     train = splits.train
     if config.packing or not (config.mixing.is_active or len(set(train.sources)) > 1):
         return []

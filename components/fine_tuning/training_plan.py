@@ -1,4 +1,4 @@
-"""Steps and tokens of a training, computed before it starts."""
+"""Steps and tokens of a training run, computed before it starts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from components.fine_tuning.config import Recipe
 
 WARMUP_SHARE = 0.03  # of the steps, as in Stanford Alpaca and QLoRA (arXiv 2305.14314)
 DECAY_SHARE = 0.1  # of the steps, for warmup_stable_decay (MiniCPM, arXiv 2404.06395)
-CHECKPOINTS = 20  # per training, if the recipe sets no interval
+CHECKPOINTS = 20  # per training run, if the recipe sets no interval
 MIN_CHECKPOINT_INTERVAL = 10  # optimizer steps
 
 
 @dataclass(frozen=True)
 class TrainingSteps:
-    """Optimizer steps of a training, of its warm-up, and between two checkpoints."""
+    """Optimizer steps of a training run, of its warm-up, and between two checkpoints."""
 
     total: int
     warmup: int
@@ -37,7 +37,7 @@ def count_batched_rows(rows: int, total_tokens: float, config: Recipe) -> int:
 
 
 def plan_steps(rows: int, config: Recipe) -> TrainingSteps:
-    """Return the steps of a training: max_steps, or else the steps of all epochs.
+    """Return the steps of a training run: max_steps, or else the steps of all epochs.
 
     Args:
         rows: Rows per epoch; packed rows if packing is enabled.

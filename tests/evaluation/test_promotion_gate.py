@@ -98,13 +98,13 @@ def test_perplexity_is_decided_like_loss() -> None:
 def test_non_finite_score_refuses(broken: float) -> None:
     result = evaluate_loss_rule([broken, *BASE[1:]], Rule(against="base", min_gain=0.0))
     assert not result.passed
-    assert result.reason == "The held_out.loss of the candidate is not a finite number in 1 of 60 items."
+    assert result.reason == "held_out.loss of the candidate is not a finite number in 1 of 60 items."
 
 
 def test_missing_score_refuses() -> None:
     result = evaluate_rule(build_loss_scores({"candidate": BASE}, TOKENS), Rule(against="base", min_gain=0.0))
     assert not result.passed
-    assert result.reason == "The held_out.loss of the base is missing."
+    assert result.reason == "held_out.loss of the base is missing."
 
 
 def test_incumbent_with_other_tokenizer_refuses() -> None:
@@ -112,7 +112,7 @@ def test_incumbent_with_other_tokenizer_refuses() -> None:
     task.missing_reasons["incumbent"] = "the incumbent has another tokenizer"
     result = evaluate_rule(task, Rule(against="incumbent", min_gain=0.0))
     assert not result.passed
-    assert result.reason == "The held_out.loss cannot be compared: the incumbent has another tokenizer."
+    assert result.reason == "held_out.loss cannot be compared: the incumbent has another tokenizer."
 
 
 def test_too_few_items_refuse() -> None:
@@ -120,8 +120,7 @@ def test_too_few_items_refuse() -> None:
     result = evaluate_rule(task, Rule(against="base", min_gain=0.0))
     assert not result.passed
     assert (
-        result.reason
-        == "The held_out.loss was measured on 9 items; the rule requires at least 10 (evaluation.min_items)."
+        result.reason == "held_out.loss was measured on 9 items; the rule requires at least 10 (evaluation.min_items)."
     )
 
 

@@ -214,7 +214,7 @@ def test_regression_is_refused_with_its_reason(items: dict[str, list[Item]], can
     assert all(result.reason.startswith(result.rule.metric) for result in failed)
     assert not any(result.rule.metric == "held_out.loss" for result in failed)
     reason = next(result.reason for result in failed if result.rule.metric == metric)
-    assert "; the rule allows" in reason
+    assert any(limit in reason for limit in ("; the rule allows", "; the rule requires p of at least"))
 
 
 def test_margins_are_attainable() -> None:
@@ -247,8 +247,8 @@ def test_too_few_training_rows_are_refused_with_the_reason(tmp_path: Path, items
     few = small_dataset(tmp_path / "dataset", train=20)
     failed = [r.reason for r in judge({**items, **build_dataset_items(few)}, Behaviour()) if not r.passed]
     assert failed == [
-        "The suite_memorisation.reproduced was measured on 20 items; the rule requires at least 29 (control).",
-        "The suite_leaks.leaked was measured on 20 items; the rule requires at least 59 (max_harmed_share 0.05 at 95% "
+        "suite_memorisation.reproduced was measured on 20 items; the rule requires at least 29 (control).",
+        "suite_leaks.leaked was measured on 20 items; the rule requires at least 59 (max_harmed_share 0.05 at 95% "
         "confidence).",
     ]
 
@@ -268,10 +268,8 @@ def test_dataset_without_usable_rows_is_refused_instead_of_failing(
     failed = {
         r.rule.metric: r.reason for r in judge({**items, **build_dataset_items(empty)}, Behaviour()) if not r.passed
     }
-    assert failed["suite_leaks.leaked"].startswith("The suite_leaks.leaked was measured on 1 items; the rule requires")
-    assert failed["suite_memorisation.reproduced"].startswith(
-        "The suite_memorisation.reproduced was measured on 1 items"
-    )
+    assert failed["suite_leaks.leaked"].startswith("suite_leaks.leaked was measured on 1 item; the rule requires")
+    assert failed["suite_memorisation.reproduced"].startswith("suite_memorisation.reproduced was measured on 1 item;")
 
 
 def test_template_is_not_memorisation(items: dict[str, list[Item]]) -> None:

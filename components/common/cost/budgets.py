@@ -166,7 +166,7 @@ class BudgetClock:
         self.meter.check(self.read())
 
     def dump(self, peers: int = 1) -> dict[str, Any]:
-        """Return the meter, charged with the cost so far, and `peers` as JSON values for a training in another process."""
+        """Return the meter, charged with the cost so far, and `peers` as JSON values for a training run in another process."""
         charged = self.meter.charge(self.read())
         return {"meter": charged.model_dump(mode="json"), "peers": peers} if self.meter.accounts else {}
 

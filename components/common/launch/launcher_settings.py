@@ -93,7 +93,7 @@ class LauncherSettings(StrictModel):
     def describe_hardware(self) -> dict[str, object]:
         """Return the settings that influence the numerical result.
 
-        They are part of a training's cache key, in place of the device and threads of the local machine.
+        They are part of a training run's cache key, in place of the device and threads of the local machine.
 
         Returns:
             A mapping with the keys launcher, nodes, threads and the hardware fields of the launcher's section.

@@ -327,7 +327,7 @@ def _merge_adapter(tuned: Artifact, source: str, folder: Path, key: str, reporte
     adapter_merging.merge(adapted, read_dtype(model.weights)).save_pretrained(folder)
     save_tokenizer(load_tokenizer(tuned.path), folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # The name distinguishes the digest from that of a training with fine_tuning.merge, which has equal weights.
+    # The name distinguishes the digest from that of a training run with fine_tuning.merge, which has equal weights.
     config["_name_or_path"] = f"{artifact_store.STORE_PREFIX}{tuned.sha256}"
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for path in folder.glob("*.safetensors"):

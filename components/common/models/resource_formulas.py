@@ -32,7 +32,7 @@ Offload = Literal["", "optimizer", "all"]
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """The distribution of a training over processes, one per GPU.
+    """The distribution of a training run over processes, one per GPU.
 
     Attributes:
         data: data-parallel processes.

@@ -1,4 +1,4 @@
-"""The launchers `trainjob` and `rayjob`: a training as a TrainJob of Kubeflow Trainer or a RayJob of KubeRay.
+"""The launchers `trainjob` and `rayjob`: a training run as a TrainJob of Kubeflow Trainer or a RayJob of KubeRay.
 
 The launcher finds a job and its pods by their labels, and deletes the object of an ended job; the outcome is in the job
 folder. With a queue, Kueue may suspend a job and resume it later: the new pods resume from the last checkpoint.

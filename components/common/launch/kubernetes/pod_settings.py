@@ -1,4 +1,4 @@
-"""The sections `launcher.trainjob` and `launcher.rayjob` of platform.yaml: the pods of a training on Kubernetes."""
+"""The sections `launcher.trainjob` and `launcher.rayjob` of platform.yaml: the pods of a training run on Kubernetes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABEL_PREFIX = "tuneline/"  # of the labels and annotations by which the launche
 
 
 class PodSettings(StrictModel):
-    """The pods of a training, one per node. Empty values default to those of the step's pod (platform.yaml)."""
+    """The pods of a training run, one per node. Empty values default to those of the step's pod (platform.yaml)."""
 
     namespace: str = Field(
         "",
@@ -148,7 +148,7 @@ class TrainJobSettings(PodSettings):
 
 
 class RayJobSettings(PodSettings):
-    """A RayJob of KubeRay 1.3 or later: a Ray cluster for one training. The head runs no training process."""
+    """A RayJob of KubeRay 1.3 or later: a Ray cluster for one training run. The head runs no training process."""
 
     ray_version: str = Field(
         "", description="Version of Ray in the image, for example 2.60.0. Empty: no rayVersion in the manifest."

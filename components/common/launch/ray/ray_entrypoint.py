@@ -1,4 +1,4 @@
-"""Entry point of a Ray job, which runs a training on the cluster's nodes."""
+"""Entry point of a Ray job, which runs training on the cluster's nodes."""
 
 #     python -P -m components.common.launch.ray.ray_entrypoint FOLDER
 #

@@ -1,4 +1,4 @@
-"""The launcher `ray`: a training on an existing Ray cluster, through Ray's job submission API and `ray_entrypoint`.
+"""The launcher `ray`: a training run on an existing Ray cluster, through Ray's job submission API and `ray_entrypoint`.
 
 The submission id is a digest of the job folder and the attempt. Ray accepts an id once: a restarted step finds its job,
 and a repeated request starts no second job. The job folder has the same path on all nodes.

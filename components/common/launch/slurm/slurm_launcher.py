@@ -1,4 +1,4 @@
-"""The launcher `slurm`: a training as a batch job, or the recipes of a sweep as the tasks of a job array.
+"""The launcher `slurm`: a training run as a batch job, or the recipes of a sweep as the tasks of a job array.
 
 The launcher finds a batch job by its name, a digest of the job folder. The folder of an array's task contains a record
 of the array and the task.
