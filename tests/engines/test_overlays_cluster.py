@@ -208,7 +208,7 @@ ATTACKS = {
             edit(
                 f"{HEAD_POD}.containers.0.lifecycle.preStop", {"httpGet": {"path": "/", "port": 80, "host": "mlflow"}}
             ),
-            "a command before they stop",
+            "a preStop command",
         ),
     },
 }
