@@ -240,7 +240,7 @@ def _check_age(in_force: PolicyInForce, evaluation_sha256: str) -> str:
     for number, time in times.items():
         if time > now + CLOCK_TOLERANCE:
             return (
-                f"entry {number} of the history is dated {time:%Y-%m-%d %H:%M} UTC, after the present time, so the age of "
+                f"entry {number} of the history is dated {time:%Y-%m-%d %H:%M} UTC, in the future, so the age of "
                 "its evaluation is unknown"
             )
     dates = [times[e.number] for e in closed if e.number in times and _names_evaluation(e, evaluation_sha256)]
