@@ -206,7 +206,9 @@ def test_second_serving_team_under_the_host_is_refused(exposure: str) -> None:
     values = read_values("xe9680-powerscale")
     values["teams"][1]["serving"] = values["teams"][0]["serving"]
     render_objects(values)
-    with pytest.raises(helm_python.HelmError, match=r"2 teams have serving, but site\.servingHost is the host name of one team"):
+    with pytest.raises(
+        helm_python.HelmError, match=r"2 teams have serving, but site\.servingHost is the host name of one team"
+    ):
         render_objects(values | {exposure: True})
 
 

@@ -358,9 +358,7 @@ def test_every_recipe_must_fit_into_memory_before_the_first_trains(
         check(recipe, longest, shape, replace(device, memory=1 if recipe.micro_batch_size > 1 else None))
 
     monkeypatch.setattr(recipe_defaults, "check_memory", check_one_row)
-    with pytest.raises(
-        ConfigurationError, match=r"sweep\.vary: micro_batch_size=4: training does not fit into mem"
-    ):
+    with pytest.raises(ConfigurationError, match=r"sweep\.vary: micro_batch_size=4: training does not fit into mem"):
         train(dataset, config, tmp_path)
     assert runner.rates == []
 

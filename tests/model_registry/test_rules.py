@@ -315,7 +315,9 @@ def test_fewer_items_than_the_required_rule_needs_are_refused() -> None:
 def test_slices_are_judged_from_the_required_number_of_items(
     own: int | None, wanted: int | None, accepted: bool
 ) -> None:
-    expected = [] if accepted else [f"its evaluation judged slices of at least {own} items; the configuration requires 10"]
+    expected = (
+        [] if accepted else [f"its evaluation judged slices of at least {own} items; the configuration requires 10"]
+    )
     assert check_rules(SLICE_RULE, SLICE_RULE, own, wanted) == expected
 
 
