@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.capture import compaction, exported_rows, retention, tombstones, traffic_files
+from components.common.artifacts import hashing
+from pipelines.capture import compaction, exported_rows, retention, tombstones, traffic_bucket, traffic_files
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.tombstones import Tombstone
 from pipelines.capture.traffic_files import DayFolder
 
 SEAL_SECONDS = 5.0  # time for running gateways to seal their files; they poll the tombstones each second
-NOTICE_SECONDS = 1.5
-POLL_SECONDS = 0.1
 
 EraseFeedback = Callable[[Callable[[dict[str, Any]], bool]], int]
 
@@ -75,12 +74,14 @@ def erase(
             update=earlier.model_dump(include={"rows", "files", "feedback", "exported", "corrected"})
         )
     traffic_files.make_folder(settings.folder / traffic_files.TOMBSTONES, settings.folder, settings.group_id)
-    tombstones.write_tombstone(settings.folder, tombstone)
+    _publish(settings, tombstone)
+    if settings.bucket:
+        result.not_searched = traffic_bucket.collect_pending(settings)
     days = traffic_files.list_days(settings.folder)
     result.held = sorted({day.model for day in days if tombstones.is_held(settings, day.model)})
     days = [day for day in days if day.model not in result.held]
-    unsealed = _wait_for_sealed_files(days, seal_seconds)
-    result.not_searched = [f"{path} is open; repeat the command when its gateway has sealed it" for path in unsealed]
+    unsealed = [] if settings.bucket else traffic_files.wait_for_sealed_files(days, seal_seconds)
+    result.not_searched += [f"{path} is open; repeat the command when its gateway has sealed it" for path in unsealed]
     ids = {row_id for day in days for row_id in _list_ids(day, digest)}
     retention.remove_expired(settings.folder)
     authors = {subject, digest}
@@ -100,7 +101,7 @@ def erase(
         result.feedback += erase_lines(note_correction)  # erases damaged lines only
     # Before the feedback is erased: a repeated call would not find the ids again.
     tombstone.corrected = sorted(corrected)
-    tombstones.write_tombstone(settings.folder, tombstone)
+    _publish(settings, tombstone)
     _erase_exported_rows(settings, digest, corrected, result)
     for erase_lines in feedback:
         result.feedback += erase_lines(lambda line: line.get("id") in ids or is_author(line))
@@ -116,6 +117,13 @@ def erase(
     return result
 
 
+def _publish(settings: CaptureSettings, tombstone: Tombstone) -> None:
+    """Write a tombstone, and upload it now: the files of the bucket are changed at the end of the command."""
+    path = tombstones.write_tombstone(settings.folder, tombstone)
+    if settings.bucket:
+        traffic_bucket.upload_file(settings, path)
+
+
 def _erase_exported_rows(settings: CaptureSettings, digest: str, corrected: Collection[str], result: Erasure) -> None:
     """Erase the subject's rows from exported folders, and the rows of answers that the subject has corrected."""
 
@@ -126,7 +134,7 @@ def _erase_exported_rows(settings: CaptureSettings, digest: str, corrected: Coll
         version = meta.get("model_version") if isinstance(meta, dict) else None
         return is_found and str(version).rpartition(":")[0] not in result.held
 
-    erased = exported_rows.erase_rows(settings, should_erase)
+    erased = exported_rows.erase_rows(settings, should_erase, hashing.digest([digest, *sorted(corrected)]))
     result.exported = erased.rows
     result.not_searched += erased.not_searched
 
@@ -137,20 +145,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
-
-
-def _wait_for_sealed_files(days: Collection[DayFolder], seconds: float) -> list[str]:
-    """Seal the files that gateways left behind, and return those that running gateways have not sealed."""
-    time.sleep(min(seconds, NOTICE_SECONDS))  # a gateway may just open a file
-    before = {path for day in days for path in day.list_open()}
-    deadline = time.monotonic() + seconds
-    while True:
-        for day in days:
-            traffic_files.recover(day)
-        remaining = before & {path for day in days for path in day.list_open()}
-        if not remaining or time.monotonic() >= deadline:
-            return sorted(map(str, remaining))
-        time.sleep(POLL_SECONDS)
 
 
 def _list_ids(day: DayFolder, digest: str) -> Iterator[str]:
@@ -180,12 +174,7 @@ def _erase_from_day(day: DayFolder, digest: str, result: Erasure) -> None:
 
 def _rewrite_lines(path: Path, digest: bytes) -> None:
     """Replace a file by its lines without the subject's; remove a file without other lines."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            file.writelines(line for line in traffic_files.read_lines(path) if digest not in line)
-
-    traffic_files.replace_file(path, write)
+    traffic_files.replace_lines(path, (line for line in traffic_files.read_lines(path) if digest not in line))
     if not path.stat().st_size:
         with suppress(FileNotFoundError):
             path.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 from components.common.artifacts import artifact_folder, hashing
 from components.common.runtime import filesystem
 from components.common.workspace import job_folders
-from pipelines.capture import traffic_files
+from pipelines.capture import traffic_bucket, traffic_files
 from pipelines.capture.settings import CaptureSettings
 
 RECORDS = ".exports"
@@ -37,16 +38,23 @@ def recorded(settings: CaptureSettings, folder: Path) -> Iterator[None]:
     path = folder.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     existed = path.exists()
-    record = settings.folder / RECORDS / f"{hashing.digest(str(path))[:32]}.json"
+    content: dict[str, Any] = {"folder": str(path), "parent": _identify(path.parent)}
+    if settings.bucket:  # which has the records of several machines
+        content["host"] = socket.gethostname()
+    name = hashing.digest(f"{content.get('host', '')}{path}")[:32]
+    record = settings.folder / RECORDS / f"{name}.json"
     traffic_files.make_folder(record.parent, settings.folder, settings.group_id)
     was_recorded = record.exists()
-    content = {"folder": str(path), "parent": _identify(path.parent)}
     artifact_folder.write_atomically(record, json.dumps(content) + "\n")
+    if settings.bucket:
+        traffic_bucket.upload_file(settings, record)
     try:
         yield
     finally:
         if not path.exists() or (existed and not was_recorded):
             record.unlink(missing_ok=True)
+            if settings.bucket:
+                traffic_bucket.delete_file(settings, record)
 
 
 def _identify(folder: Path) -> list[int]:
@@ -63,29 +71,45 @@ class ExportErasure:
     not_searched: list[str] = field(default_factory=list)
 
 
-def erase_rows(settings: CaptureSettings, should_erase: Callable[[bytes], bool]) -> ExportErasure:
+def erase_rows(settings: CaptureSettings, should_erase: Callable[[bytes], bool], criterion: str = "") -> ExportErasure:
     """Remove rows from all recorded folders. Call it under the lock; an interrupted call is repeated.
+
+    With a bucket, a folder on another machine is searched if the command has been run there.
 
     Args:
         settings: the capture file.
         should_erase: decides on a line of an exported file.
+        criterion: what `should_erase` searches, noted in the records of a bucket.
     """
     result = ExportErasure()
     for record in sorted((settings.folder / RECORDS).glob("*.json")):
         try:
-            _erase_from_recorded(record, should_erase, result)
+            _erase_from_recorded(settings, record, should_erase, criterion, result)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            text = f"the export recorded in {record} cannot be searched: {type(error).__name__}: {error}"
+            text = f"the export recorded in {settings.location}/{RECORDS}/{record.name} cannot be searched: {type(error).__name__}: {error}"
             result.not_searched.append(f"{text}; grant access, or delete the export and the record")
     return result
 
 
-def _erase_from_recorded(record: Path, should_erase: Callable[[bytes], bool], result: ExportErasure) -> None:
+def _erase_from_recorded(
+    settings: CaptureSettings,
+    record: Path,
+    should_erase: Callable[[bytes], bool],
+    criterion: str,
+    result: ExportErasure,
+) -> None:
     content = json.loads(filesystem.read_text(record))
-    folder = Path(content["folder"])
+    folder, searched = Path(content["folder"]), content.get("searched", [])
+    shown = f"{settings.location}/{RECORDS}/{record.name}"
+    if content.get("host", socket.gethostname()) != socket.gethostname():
+        if criterion not in searched:
+            result.not_searched.append(
+                f"the export {folder} is on {content['host']}; run the command there too, or delete {shown}"
+            )
+        return
     is_parent_known = folder.parent.exists() and _identify(folder.parent) == content.get("parent")
     if not folder.exists() and not is_parent_known:  # moved, or on a disk that is not mounted here
-        result.not_searched.append(f"the export {folder} is not here; mount its disk, or delete {record}")
+        result.not_searched.append(f"the export {folder} is not here; mount its disk, or delete {shown}")
         return
     prefix = f".{folder.name}"
     job_folders.remove_abandoned_folders(folder.parent, prefix)
@@ -97,6 +121,9 @@ def _erase_from_recorded(record: Path, should_erase: Callable[[bytes], bool], re
         _erase_from_folder(folder, should_erase, result)
     elif not drafts:
         record.unlink(missing_ok=True)
+    if folder.exists() and not drafts and "host" in content:
+        content["searched"] = sorted({*searched, criterion})
+        artifact_folder.write_atomically(record, json.dumps(content) + "\n")
 
 
 def _erase_from_folder(folder: Path, should_erase: Callable[[bytes], bool], result: ExportErasure) -> None:

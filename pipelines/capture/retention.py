@@ -75,7 +75,7 @@ def describe(settings: CaptureSettings, requests_per_day: int, today: date) -> d
     names = sorted({*settings.models, *(day.model for day in days)})
     unfinished = [one.subject for one in tombstones.read_tombstones(settings.folder).values() if one.finished is None]
     return {
-        "folder": str(settings.folder),
+        "folder": settings.location,
         "models": [
             _describe_model(name, settings, [day for day in days if day.model == name], requests_per_day, today)
             for name in names

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from components.common.artifacts.object_storage import S3_ADDRESS_PATTERN
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import load_yaml
@@ -64,7 +65,16 @@ class Subject(_Settings):
 class CaptureSettings(_Settings):
     """Contents of the capture file."""
 
-    folder: Path = Field(description="Folder of the captured traffic.")
+    folder: Path = Field(
+        description="Folder of the captured traffic. With a bucket: folder of the rows that the gateway has not uploaded, "
+        "and of the copies with which commands work."
+    )
+    bucket: str = Field(
+        "",
+        pattern=f"^({S3_ADDRESS_PATTERN.pattern})?$",
+        description="Address of the captured traffic: s3://BUCKET/PREFIX.",
+    )
+    upload_seconds: int = Field(60, ge=5, le=3600, description="Age in seconds at which the gateway uploads rows.")
     models: dict[Annotated[str, Field(min_length=1, max_length=128)], ModelCapture] = Field(
         {}, description="Captured models by the name that answers. A model that is not listed is not captured."
     )
@@ -74,6 +84,11 @@ class CaptureSettings(_Settings):
     max_row_kib: int = Field(256, ge=1, le=4096, description="Larger requests are not captured.")
     queue_rows: int = Field(1000, ge=1, le=100_000, description="Rows that may wait; further rows are dropped.")
     queue_mib: int = Field(64, ge=1, le=4096, description="Size of the requests that may wait.")
+
+    @property
+    def location(self) -> str:
+        """The bucket, or the folder."""
+        return self.bucket or str(self.folder)
 
     @cached_property
     def subject_key(self) -> bytes:
@@ -137,7 +152,8 @@ def load_settings(path: Path) -> CaptureSettings:
     subject = settings.subject
     if subject.key_file is not None:
         subject = subject.model_copy(update={"key_file": home / subject.key_file})
-    settings = settings.model_copy(update={"folder": home / settings.folder, "subject": subject})
+    changes = {"folder": home / settings.folder, "bucket": settings.bucket.rstrip("/"), "subject": subject}
+    settings = settings.model_copy(update=changes)
     if subject.key_file is not None:
         _ = settings.subject_key  # an unreadable key fails the start, not the first request
     _ = settings.group_id

@@ -61,10 +61,11 @@ def read_tombstones(folder: Path) -> dict[str, Tombstone]:
     return found
 
 
-def write_tombstone(folder: Path, tombstone: Tombstone) -> None:
-    """Write the tombstone of a subject. Gateways notice the new file, and seal their files."""
-    content = json.dumps(tombstone.model_dump(), indent=2) + "\n"
-    artifact_folder.write_atomically(folder / TOMBSTONES / f"{tombstone.subject}.json", content)
+def write_tombstone(folder: Path, tombstone: Tombstone) -> Path:
+    """Write the tombstone of a subject, and return its path. Gateways notice the new file, and seal their files."""
+    path = folder / TOMBSTONES / f"{tombstone.subject}.json"
+    artifact_folder.write_atomically(path, json.dumps(tombstone.model_dump(), indent=2) + "\n")
+    return path
 
 
 def is_erased(row: Row, erased: Mapping[str, Tombstone]) -> bool:

@@ -118,7 +118,7 @@ def draft_export(
         result = _write_rows(settings, feedback, draft, options)
         if not (result.conversations or result.preferences or result.held_back):
             raise InputError(
-                f"no captured answer in {settings.folder} gives a training row",
+                f"no captured answer in {settings.location} gives a training row",
                 hint="Give the feedback files with --feedback, or include answers without feedback with --unrated.",
             )
         with open(draft / EXPORT_FILENAME, "x", encoding="utf-8", opener=_open_private) as file:

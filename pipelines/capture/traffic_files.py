@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -26,6 +27,8 @@ OPEN_PREFIX = "open"
 PARQUET_FILENAME = "rows.parquet"
 TOMBSTONES = ".tombstones"
 ROWS_PER_BATCH = 2000
+NOTICE_SECONDS = 1.5  # in which a running gateway notices a new tombstone
+POLL_SECONDS = 0.1
 
 Row = dict[str, Any]
 
@@ -129,6 +132,20 @@ def recover(day: DayFolder) -> None:
                 seal(path)
 
 
+def wait_for_sealed_files(days: Collection[DayFolder], seconds: float) -> list[str]:
+    """Seal the files that gateways left behind, and return those that running gateways have not sealed."""
+    time.sleep(min(seconds, NOTICE_SECONDS))  # a gateway may just open a file
+    before = {path for day in days for path in day.list_open()}
+    deadline = time.monotonic() + seconds
+    while True:
+        for day in days:
+            recover(day)
+        remaining = before & {path for day in days for path in day.list_open()}
+        if not remaining or time.monotonic() >= deadline:
+            return sorted(map(str, remaining))
+        time.sleep(POLL_SECONDS)
+
+
 def get_name(path: Path) -> str:
     """Return HOUR/FILE, the name of a sealed file in its day."""
     return f"{path.parent.name}/{path.name}"
@@ -217,6 +234,16 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     artifact_folder.fsync(path.parent)
+
+
+def replace_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Replace the lines of a file, which may come from the file itself."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.writelines(lines)
+
+    replace_file(path, write)
 
 
 def remove_temporary_files(day: DayFolder) -> None:

@@ -41,6 +41,7 @@ class _Waiting:
 class _OpenFile:
     path: Path
     descriptor: int
+    opened: float
     is_flushed: bool = True
 
 
@@ -133,7 +134,8 @@ class TrafficWriter:
         if file is None:
             traffic_files.make_folder(folder, self._settings.folder, self._settings.group_id)
             path = folder / f"{OPEN_PREFIX}.{job_folders.create_owner_tag()}"
-            file = self._files[folder] = _OpenFile(path, traffic_files.create_file(path, self._settings.group_id))
+            descriptor = traffic_files.create_file(path, self._settings.group_id)
+            file = self._files[folder] = _OpenFile(path, descriptor, time.monotonic())
         written = os.write(file.descriptor, line)
         file.is_flushed = False
         if written != len(line):  # the disk is full
@@ -141,7 +143,10 @@ class TrafficWriter:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _maintain(self, is_stopping: bool) -> None:
-        """Flush the files each second; seal those of an earlier hour, and all of them after an erasure or at the end."""
+        """Flush the files each second; seal those of an earlier hour, and all of them after an erasure or at the end.
+
+        With a bucket, seal the files that are due for the upload.
+        """
         now = time.monotonic()
         if not is_stopping and now - self._flushed < FLUSH_SECONDS:
             return
@@ -157,7 +162,8 @@ class TrafficWriter:
             if not file.is_flushed:
                 os.fsync(file.descriptor)
                 file.is_flushed = True
-            if seal_all or not folder.as_posix().endswith(hour):
+            is_upload_due = self._settings.bucket and now - file.opened >= self._settings.upload_seconds
+            if seal_all or is_upload_due or not folder.as_posix().endswith(hour):
                 del self._files[folder]
                 os.close(file.descriptor)
                 traffic_files.seal(file.path)

@@ -55,21 +55,34 @@ app.add_typer(traffic_app, name="traffic")
 
 
 @contextmanager
-def locked_traffic(capture: Path, feedback: list[Path]) -> Iterator[CaptureSettings]:
-    """Provide the settings, and lock the folder of the captured traffic.
+def locked_traffic(
+    capture: Path, feedback: list[Path], *, below: str = "", changes: bool = False
+) -> Iterator[CaptureSettings]:
+    """Provide the settings, and lock the folder of the captured traffic, or provide a copy of the bucket.
+
+    Args:
+        capture: the capture file.
+        feedback: files that must exist.
+        below: copy only the files below this folder of the bucket. Default: all.
+        changes: lock the bucket, and upload the changes of the copy at the end.
 
     Raises:
         InputError: the folder or a feedback file does not exist.
     """
     from components.common.workspace import job_folders
+    from pipelines.capture import traffic_bucket
     from pipelines.capture.settings import load_settings
 
     settings = load_settings(capture)
-    for path in (settings.folder, *feedback):
+    for path in (*([] if settings.bucket else [settings.folder]), *feedback):
         if not path.exists():
             raise InputError(
                 f"{path} does not exist", hint=f"Start the gateway with --capture {capture}, or correct the path."
             )
+    if settings.bucket:
+        with traffic_bucket.open_copy(settings, below=below, changes=changes) as copy:
+            yield copy
+        return
     with job_folders.folder_lock(settings.folder):
         yield settings
 
@@ -83,10 +96,16 @@ def show_status(
     as_json: JsonOption = False,
 ) -> None:
     """Check the capture file, and show what is stored of each model, for how long, and who can read it."""
-    from pipelines.capture import retention, traffic_files
+    from pipelines.capture import retention, traffic_bucket, traffic_files
     from pipelines.capture.settings import load_settings
 
-    result = retention.describe(load_settings(capture), requests_per_day, traffic_files.now().date())
+    settings, today = load_settings(capture), traffic_files.now().date()
+    if settings.bucket:
+        traffic_bucket.check_bucket(settings)
+        with traffic_bucket.open_copy(settings) as copy:
+            result = retention.describe(copy, requests_per_day, today)
+    else:
+        result = retention.describe(settings, requests_per_day, today)
     print_result(result, as_json, lambda: _format_status(result))
 
 
@@ -156,7 +175,7 @@ def compact_traffic(capture: CaptureFileOption = Path("capture.yaml"), as_json: 
     """Compact the days before today to one Parquet file each. Run it daily."""
     from pipelines.capture import compaction, traffic_files
 
-    with locked_traffic(capture, []) as settings:
+    with locked_traffic(capture, [], changes=True) as settings:
         days = compaction.compact(settings, traffic_files.now().date())
     lines = [f"{each['model']} {each['day']}: {each['rows']} rows, {each['bytes']:,} bytes" for each in days]
     print_result({"days": days}, as_json, lines or ["nothing to compact"])
@@ -173,7 +192,7 @@ def expire_traffic(
     from pipelines.gateway.feedback import erase_feedback
 
     today = traffic_files.now().date()
-    with locked_traffic(capture, feedback) as settings:
+    with locked_traffic(capture, feedback, changes=True) as settings:
         days = retention.expire(settings, today)
         is_expired = partial(retention.is_feedback_expired, settings=settings, today=today)
         erased = sum(erase_feedback(path, is_expired) for path in feedback)
@@ -212,7 +231,7 @@ def erase_subject(
         raise UsageError("--subject is empty", hint="Enter the subject as the gateway receives it.")
     if workdir != DEFAULT_WORKDIR_PATH and not workdir.exists():
         raise InputError(f"--workdir: {workdir} does not exist", hint="Correct the path; nothing was erased.")
-    with locked_traffic(capture, feedback) as settings:
+    with locked_traffic(capture, feedback, changes=True) as settings:
         if settings.subject.source == "none":
             raise UsageError(
                 "subject.source is none: the captured rows have no subject",
@@ -267,7 +286,7 @@ def export_traffic(
     customization = load_config(config, sets) if dataset else None
     if customization:
         traffic_export.check_objective(customization)
-    with locked_traffic(capture, feedback) as settings:
+    with locked_traffic(capture, feedback, changes=True) as settings:
         latest = read_latest_feedback(feedback)
         if dry_run:
             beside = filesystem.find_nearest_existing_path(output.parent) / output.name  # makes no folder

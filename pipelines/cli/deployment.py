@@ -90,14 +90,14 @@ def deploy(
     """
     from components.common.runtime.process_control import until_signal
     from components.triton_packaging.triton_server import ServerAddress, get_socket_addresses, open_socket_folder
-    from pipelines.capture.settings import load_settings
+    from pipelines.capture.traffic_bucket import check_capture_file
     from pipelines.deployment import canary_process, watcher
     from pipelines.gateway import addresses
     from pipelines.gateway.process import GatewayOptions, running_gateway
 
     addresses.require_keys(host, keys)
     if capture:
-        load_settings(capture)
+        check_capture_file(capture)
     _check_canary(alias, canary_alias, is_canary=is_canary, is_watching=watch, is_remote=bool(grpc_url))
     with open_workdir("deploy", as_json, workdir, tracking_uri) as (reporter, work):
         home = (folder or watcher.get_serving_folder(work.root, name)).absolute()

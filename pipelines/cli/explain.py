@@ -201,7 +201,7 @@ def read_question(prompt: str | None, messages: Path | None) -> Question:
 
 def _read_traffic(capture: Path, response_id: str) -> tuple[CapturedAnswer | None, dict[str, Tombstone] | None]:
     """Return the captured answer, and the erased subjects of the captured traffic; None without a capture file."""
-    from pipelines.capture import tombstones
+    from pipelines.capture import tombstones, traffic_files
     from pipelines.explanation.model_reference import find_captured_answer
 
     if response_id:
@@ -211,7 +211,10 @@ def _read_traffic(capture: Path, response_id: str) -> tuple[CapturedAnswer | Non
         return None, None
     from pipelines.capture.settings import load_settings
 
-    return None, tombstones.read_tombstones(load_settings(capture).folder)
+    if not load_settings(capture).bucket:
+        return None, tombstones.read_tombstones(load_settings(capture).folder)
+    with locked_traffic(capture, [], below=traffic_files.TOMBSTONES) as settings:
+        return None, tombstones.read_tombstones(settings.folder)
 
 
 def _write_page(output: Path, explanation: Explanation, result: dict[str, Any]) -> dict[str, str]:

@@ -145,7 +145,7 @@ def retrain(
         cycle = state.unfinished or retraining.begin(state, check, now)
 
         def export_rows() -> None:
-            with locked_traffic(capture, feedback) as traffic:
+            with locked_traffic(capture, feedback, changes=True) as traffic:
                 options = ExportOptions(model, include_unrated, held_back)
                 retraining.export_rows(state, cycle, traffic, read_latest_feedback(feedback), options)
 

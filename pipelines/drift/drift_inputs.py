@@ -61,7 +61,7 @@ def read_captured_prompts(settings: CaptureSettings, model: str, feedback: Feedb
     model = model or "".join(models)
     if model not in models:
         raise InputError(
-            f"no traffic of the model {model!r} was captured in {settings.folder}",
+            f"no traffic of the model {model!r} was captured in {settings.location}",
             hint=f"Captured models: {', '.join(models) or 'none'}. See `tuneline traffic status`.",
         )
     prompts, count, newest = [], 0, 0

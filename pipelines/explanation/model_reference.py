@@ -53,7 +53,7 @@ def find_captured_answer(settings: CaptureSettings, response_id: str) -> Capture
     row = next((one for one in rows if one["response"]["id"] == response_id), None)
     if row is None:
         raise InputError(
-            f"the captured traffic in {settings.folder} has no answer {response_id}",
+            f"the captured traffic in {settings.location} has no answer {response_id}",
             hint="Correct the id. Rows that were not sampled, have expired or were erased are not stored.",
         )
     if tombstones.is_erased(row, erased):

@@ -74,6 +74,7 @@ def run_gateway(
     )
     logging.basicConfig(handlers=[output], level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    logging.getLogger("aiobotocore").setLevel(logging.WARNING)  # it logs where it found its credentials
 
     async def serve() -> None:
         gateway = create_gateway()

@@ -10,7 +10,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
 
+from pipelines.capture import traffic_bucket
 from pipelines.capture.settings import CaptureSettings
+from pipelines.capture.spool_upload import SpoolUploader
 from pipelines.capture.traffic_files import Row
 from pipelines.capture.traffic_rows import ABORTED, COMPLETE, FAILED, AnswerFacts, build_row
 from pipelines.capture.traffic_writer import Outcome, TrafficWriter
@@ -42,7 +44,10 @@ class TrafficCapture:
 
     Args:
         settings: the capture file.
-        registry: receives the metric of the rows.
+        registry: receives the metrics of the rows and uploads.
+
+    Raises:
+        ConfigurationError, EngineMissingError: rows cannot be stored in the bucket, or not be erased from it.
     """
 
     def __init__(self, settings: CaptureSettings, registry: CollectorRegistry) -> None:
@@ -54,7 +59,15 @@ class TrafficCapture:
             "Rows of captured traffic by outcome: written, dropped, too_large, no_consent, no_subject, erased or failed.",
             ("model", "outcome"), registry=registry,
         )  # fmt: skip
-        self._writer = TrafficWriter(settings, self._count)
+        self._uploader = None
+        if settings.bucket:
+            uploads = Counter(
+                "tuneline_gateway_capture_uploads",
+                "Uploads of files of captured traffic to the bucket by outcome: uploaded or failed.",
+                ("outcome",), registry=registry,
+            )  # fmt: skip
+            self._uploader = SpoolUploader(settings, lambda outcome: uploads.labels(outcome).inc())
+        self._writer = TrafficWriter(traffic_bucket.get_spool(settings) if settings.bucket else settings, self._count)
 
     def _count(self, model: str, outcome: Outcome) -> None:
         self._rows.labels(model, outcome).inc()
@@ -151,5 +164,7 @@ class TrafficCapture:
         return author if self._subject_kind == "none" else self._settings.hash_subject(author)
 
     def close(self) -> None:
-        """Write the queued rows, and seal the files."""
+        """Write the queued rows, seal the files, and upload them to the bucket."""
         self._writer.close()
+        if self._uploader is not None:
+            self._uploader.close()

@@ -262,13 +262,13 @@ def serve_repository(
         PortInUseError: another process listens on the port.
     """
     from components.triton_packaging.package_serving import served_package
-    from pipelines.capture.settings import load_settings
+    from pipelines.capture.traffic_bucket import check_capture_file
     from pipelines.gateway import addresses
     from pipelines.gateway.process import running_gateway
 
     addresses.require_keys(host, keys)
     if capture:
-        load_settings(capture)
+        check_capture_file(capture)
     with artifact_store.keep_paths_in_use(repository), addresses.listen(host, http_port) as listener:
         if trust:
             from components.model_registry import signature_checks, trust_root

@@ -1507,6 +1507,13 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "… is damaged": ("input", 1),
     "fine_tuning.objective is …, whose rows captured traffic does not give": ("configuration", 2),
     "the feedback on … has the time …; expected such as …": ("input", 1),
+    # From here on in tests/pipelines/capture/test_traffic_bucket.py.
+    "… has captured rows that are not in …": ("configuration", 2),
+    "… keeps versions of deleted objects; …": ("configuration", 2),
+    "the versioning of … could not be checked: …": ("configuration", 2),
+    "process … on … changes the traffic in …": ("busy", 1),
+    "the lock … was not renewed for … seconds; …": ("busy", 1),
+    "… has … bytes after the upload of …": ("engine_missing", 1),
 }
 COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py and test_status.py
     "… has no report: its state is …": ("usage", 2),

@@ -5,13 +5,14 @@ Endpoint and credentials come from the AWS environment variables, never from an 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.common.runtime.errors import (
     EngineMissingError,
@@ -124,15 +125,38 @@ def list_sizes_and_times(uri: str) -> dict[str, tuple[int, float]]:
     Raises:
         EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
     """
+    return {
+        name: (int(entry["size"] or 0), entry["LastModified"].timestamp()) for name, entry in _list_entries(uri).items()
+    }
+
+
+def list_sizes_and_etags(uri: str) -> dict[str, tuple[int, str]]:
+    """Return the sizes in bytes and the ETags of the objects below a prefix, by name relative to the prefix.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
+    return {name: (int(entry["size"] or 0), str(entry["ETag"])) for name, entry in _list_entries(uri).items()}
+
+
+def _list_entries(uri: str) -> dict[str, dict[str, Any]]:
     start = uri.removeprefix(S3_SCHEME).rstrip("/") + "/"
     entries = {}
     with suppress(FileNotFoundError), translate_s3_errors(uri):
         entries = _get_file_system().find(uri, detail=True)
-    return {
-        name.removeprefix(start): (int(entry["size"] or 0), entry["LastModified"].timestamp())
-        for name, entry in entries.items()
-        if name.startswith(start)
-    }
+    return {name.removeprefix(start): entry for name, entry in entries.items() if name.startswith(start)}
+
+
+def get_size(uri: str) -> int | None:
+    """Return an object's size in bytes, or None if the object does not exist.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
+    with suppress(FileNotFoundError), translate_s3_errors(uri):
+        entry = _get_file_system().info(uri, refresh=True)
+        return int(entry["size"]) if entry["type"] == "file" else None
+    return None
 
 
 def get_modified_time(uri: str) -> float | None:
@@ -155,6 +179,51 @@ def delete_object(uri: str) -> None:
     """
     with suppress(FileNotFoundError), translate_s3_errors(uri):
         _get_file_system().rm_file(uri)
+
+
+def keeps_versions(uri: str) -> bool | None:
+    """Return whether deleted and replaced objects below a prefix remain as versions; None if the check is not permitted.
+
+    A bucket whose versioning is suspended keeps its earlier versions, but creates no further ones.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
+    bucket, _, prefix = uri.removeprefix(S3_SCHEME).partition("/")
+    with translate_s3_errors(uri):
+        call = _get_file_system().call_s3
+        try:
+            status = call("get_bucket_versioning", Bucket=bucket).get("Status")
+            page: dict[str, Any] = {"IsTruncated": status == "Suspended"}
+            while page["IsTruncated"]:
+                start = {
+                    name: page[f"Next{name}"] for name in ("KeyMarker", "VersionIdMarker") if f"Next{name}" in page
+                }
+                page = call("list_object_versions", Bucket=bucket, Prefix=f"{prefix.rstrip('/')}/".lstrip("/"), **start)
+                versions = [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
+                if any(version["VersionId"] != "null" for version in versions):
+                    return True
+        except PermissionError:
+            return None
+        except OSError as error:
+            if error.errno != errno.ENOSYS:  # a service without versions
+                raise
+            return False
+    return bool(status == "Enabled")
+
+
+def abort_multipart_uploads(uri: str) -> None:
+    """Abort the unfinished multipart uploads below a prefix: the service stores their parts, which are in no listing.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
+    bucket, _, prefix = uri.removeprefix(S3_SCHEME).partition("/")
+    with translate_s3_errors(uri):
+        call = _get_file_system().call_s3
+        for upload in call("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads", []):
+            with suppress(FileNotFoundError):  # it has just ended
+                call("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
 def list_folders(uri: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from components.common.workspace import job_folders
 from components.data_versioning.row_search import Query
-from pipelines.capture import erasure, traffic_files, training_rows
+from pipelines.capture import traffic_files, training_rows
 from pipelines.capture.training_rows import build_training_rows, select_feedback
 from tests.pipelines.capture import traffic
 from tests.pipelines.command import answer_in_process, refusal, run_in_process
@@ -24,7 +24,7 @@ QUESTION = {"role": "user", "content": "question 1"}
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a capture file, captured rows of two subjects, and feedback. No gateway runs."""
-    monkeypatch.setattr(erasure, "NOTICE_SECONDS", 0)
+    monkeypatch.setattr(traffic_files, "NOTICE_SECONDS", 0)
     settings = traffic.load(tmp_path)
     subjects = [settings.hash_subject(name) for name in ("jane", "john")]
     rows = [traffic.build_row(n, subjects[n % 2], int(YESTERDAY.timestamp())) for n in range(4)]
