@@ -193,7 +193,7 @@ def read_config(path: Path) -> Architecture:
     optional = [key for key in OPTIONAL_CONFIG_KEYS if config.get(key)]
     if missing := [key for key in (*CONFIG_KEYS, *optional) if not _is_size(config.get(key))]:
         raise UsageError(
-            f"{path} has no whole number from 1 to {MAX_SIZE:,} as {', '.join(missing)}",
+            f"{path}: missing or invalid {', '.join(missing)}; expected a whole number from 1 to {MAX_SIZE:,}",
             hint="Give the config.json of a decoder-only model in the format of transformers.",
         )
     return _convert_config(path, config)

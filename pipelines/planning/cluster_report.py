@@ -11,7 +11,7 @@ from pipelines.planning.cluster_size import ClusterRequest
 from pipelines.planning.throughput import CASES
 
 Json = Mapping[str, Any]
-WAITS = {"p50": "half wait at most", "p90": "9 of 10 wait at most"}
+WAITS = {"p50": "P50", "p90": "P90"}
 PLOTTED_NODES = 6  # numbers of nodes in the plots, from the smallest cluster on
 
 
@@ -21,26 +21,25 @@ def format_cluster(result: Json) -> list[str]:
     capacity, binds = weekly["capacity"], result["binds"]
     who = f"{result['teams']} teams" if result["teams"] else "enough teams"
     lines = [
-        f"{'demand' if not n else '':<10}{item['per_month']} × {item['model']} a month: {_count(item['gpus'], 'GPU')} for "
+        f"{'demand' if not n else '':<10}{item['per_month']} × {item['model']} per month: {_count(item['gpus'], 'GPU')} for "
         f"{_format_cases(item['hours'])} hours each"
         for n, item in enumerate(result["demand"])
     ]
     lines += [
         f"cluster   {_count(result['nodes'], 'node')} with {result['gpus']} × {result['gpu']}, queue {result['queue']}"
-        + ("" if result["keeps_up"] else "; the queue grows: the cluster does not keep up with the demand"),
-        f"weekly    {weekly['demand']:g} customizations asked; with {who}, {_format_cases(capacity)}, "
+        + ("" if result["keeps_up"] else "; the queue grows because the cluster cannot keep up with the demand"),
+        f"weekly    {weekly['demand']:g} customizations requested; capacity with {who}: {_format_cases(capacity)}, "
         f"{capacity['drawn']:g} for a mixture of these cases",
-        f"wait      for GPUs: mean {wait['mean']:g}, half at most {wait['p50']:g}, 9 of 10 {wait['p90']:g}, "
-        f"99 of 100 {wait['p99']:g} hours",
+        f"wait      for GPUs: mean {wait['mean']:g}, P50 {wait['p50']:g}, P90 {wait['p90']:g}, P99 "
+        f"{wait['p99']:g} hours",
         f"use       {shares['gpus']:.1%} of the GPUs, {shares['read']:.1%} of the read rate, {shares['write']:.1%} of the "
         f"write rate; GPUs wait for storage {result['transfer_share']:.1%} of their time",
         f"bound     at capacity by {binds['bound']}: {binds['reason']}",
     ]
     for n, gain in enumerate(result["gains"]):
-        change = "less than the noise" if gain["is_noise"] else f"{gain['customizations_per_week']:+g}"
+        change = "within noise" if gain["is_noise"] else f"{gain['customizations_per_week']:+g} customizations per week"
         lines.append(
-            f"{'gains' if not n else '':<10}{gain['change']}: customizations a week at capacity {change}, "
-            f"wait of 9 of 10 {gain['p90_wait_hours']:+g} hours"
+            f"{'gains' if not n else '':<10}{gain['change']}: capacity {change}, P90 wait {gain['p90_wait_hours']:+g} hours"
         )
     for n, item in enumerate(result["bill_of_materials"]):
         quantity = f"{item['quantity']:g} {item['unit']}".strip()
@@ -61,32 +60,35 @@ def render_report(request: ClusterRequest, result: Json) -> str:
     measured = cluster_size.measure_nodes(request, PLOTTED_NODES)
     counts = [size["nodes"] for size in measured]
     waits = {name: (counts, [size[key] for size in measured]) for key, name in WAITS.items()}
-    asked = result["customizations_per_week"]["demand"]
-    weekly = {"asked": (counts, [asked] * len(counts))}
+    requested = result["customizations_per_week"]["demand"]
+    weekly = {"demand": (counts, [requested] * len(counts))}
     weekly |= {case: (counts, [size[case] for size in measured]) for case in CASES}
     demand = ", ".join(f"{item['per_month']} × {item['model']}" for item in result["demand"])
     gains = [
-        [gain["change"], "noise" if gain["is_noise"] else f"{gain['customizations_per_week']:+g}", f"{gain['p90_wait_hours']:+g}"]
+        [gain["change"], "within noise" if gain["is_noise"] else f"{gain['customizations_per_week']:+g}", f"{gain['p90_wait_hours']:+g}"]
         for gain in result["gains"]
     ]  # fmt: skip
     plot = html_report.plot_lines(
-        waits, x="nodes", y="hours", caption=f"Waiting time for GPUs by number of nodes; {result['nodes']} chosen."
+        waits,
+        x="nodes",
+        y="hours",
+        caption=f"Waiting time for GPUs by number of nodes; the result has {result['nodes']}.",
     )
     return html_report.render_page(
         "Size of a shared cluster",
-        f"{demand} a month on {result['gpu']}",
+        f"{demand} per month on {result['gpu']}",
         {
             **render_main_sections(result),
             "Waiting time": plot
             if any(size["p90"] for size in measured)
             else html_report.render_paragraph(
-                "9 of 10 customizations do not wait for GPUs with any of these numbers of nodes."
+                "With each of these numbers of nodes, at least 90% of customizations do not wait for GPUs."
             ),
             "Capacity": html_report.plot_lines(
-                weekly, x="nodes", y="customizations a week", caption="Customizations a week, asked and possible."
+                weekly, x="nodes", y="customizations per week", caption="Customizations per week: demand and capacity."
             ),
             "Gains": html_report.render_table(
-                ["change", "customizations a week at capacity", "hours that 9 of 10 wait at most"], gains
+                ["change", "capacity, customizations per week", "P90 wait, hours"], gains
             ),
             "Formulas": sizing_report.render_formulas(result["formulas"]),
             "Assumptions": sizing_report.render_list(result["assumptions"]),
@@ -100,8 +102,8 @@ def render_main_sections(result: Json) -> dict[str, str]:
     tiles = {
         "nodes": result["nodes"],
         "GPUs": result["gpus"],
-        "customizations a week": result["customizations_per_week"]["demand"],
-        "hours of waiting, 9 of 10": result["wait_hours"]["p90"],
+        "customizations per week": result["customizations_per_week"]["demand"],
+        "P90 wait, hours": result["wait_hours"]["p90"],
     }
     demand = [
         [item["model"], item["per_month"], item["gpus"], item["memory_gib_per_gpu"],
@@ -129,12 +131,14 @@ def render_main_sections(result: Json) -> dict[str, str]:
         ),
         "Bill of materials": html_report.render_table(["item", "quantity", "reason"], rows),
         "Utilization": html_report.plot_bars(
-            shares, x="percent", caption="Share of the GPUs that are held, and of the storage's rates that are used."
+            shares,
+            x="percent",
+            caption="Share of the GPUs that are allocated, and of the storage bandwidth that is used.",
         ),
         "Memory": html_report.plot_stacked_bars(
             {item["model"]: item["memory"] for item in models},
             x="GiB per GPU",
             limits=limits,
-            caption="Peak memory of a GPU by part, and the memory that a training may use.",
+            caption="Peak memory of a GPU by part, and the memory that a training run may use.",
         ),
     }

@@ -187,7 +187,7 @@ def _measure_workload(count: int, training: SizingRequest, request: ClusterReque
     size = sizing.size(training)
     if size["hours"] is None:
         raise UsageError(
-            f"--demand {count}x{training.architecture.name} needs the amount of data",
+            f"--demand {count}x{training.architecture.name} requires the amount of data",
             hint="Give --tokens, --dataset, or --rows and --mean-length.",
         )
     weights = training.architecture.parameters * BFLOAT16_BYTES
@@ -323,7 +323,7 @@ def _choose_cluster(
     if request.nodes is not None:
         if request.nodes < math.ceil(largest / device.node):
             raise UsageError(
-                f"--nodes {request.nodes}: a training needs {largest} GPUs, and a node has {device.node}",
+                f"--nodes {request.nodes}: a training run needs {largest} GPUs, but a node has {device.node}",
                 hint=f"Give --nodes {math.ceil(largest / device.node)} or more.",
             )
         return Cluster((device.node,) * request.nodes, read, write, queue=request.queue), arrivals
@@ -435,8 +435,11 @@ def _find_bound(request: ClusterRequest, shares: Mapping[str, float]) -> dict[st
         if shares[name] >= BUSY_SHARE:
             return {"bound": title, "reason": f"{shares[name]:.0%} of the {title} of the storage is in use"}
     if request.teams and shares["gpus"] < BUSY_SHARE:
-        return {"bound": "teams", "reason": f"{request.teams} teams hold {shares['gpus']:.0%} of the GPUs"}
-    return {"bound": "GPUs", "reason": f"{shares['gpus']:.0%} of the GPUs are held"}
+        return {
+            "bound": "teams",
+            "reason": f"{request.teams} teams keep only {shares['gpus']:.0%} of the GPUs allocated",
+        }
+    return {"bound": "GPUs", "reason": f"{shares['gpus']:.0%} of the GPUs are allocated"}
 
 
 def _list_gains(
@@ -459,12 +462,12 @@ def _list_gains(
             replace(sample, nodes=(*sample.nodes, sample.nodes[0])),
             1.0,
         ),
-        "1 GB/s more to read": (
+        "1 GB/s more read bandwidth": (
             replace(cluster, read_rate=cluster.read_rate + 1e9),
             replace(sample, read_rate=sample.read_rate + part),
             factor,
         ),
-        "1 GB/s more to write": (
+        "1 GB/s more write bandwidth": (
             replace(cluster, write_rate=cluster.write_rate + 1e9),
             replace(sample, write_rate=sample.write_rate + part),
             factor,
@@ -497,11 +500,11 @@ def _list_materials(
     device, largest = workloads[0].request.device, max(workloads, key=lambda workload: workload.gpus)
     wait, share = waits["p90"] / HOUR, _measure_utilization(result, cluster)["gpus"]
     decided = (
-        f"the training of {largest.name} needs {largest.gpus} GPUs at the same time"
+        f"training {largest.name} needs {largest.gpus} GPUs at the same time"
         if request.nodes is None and largest.gpus > (len(cluster.nodes) - 1) * device.node
         else "as given"
         if request.nodes is not None
-        else f"with one less, 9 of 10 customizations would wait more than {request.max_wait_hours:g} hours"
+        else f"with one node fewer, the P90 wait would exceed {request.max_wait_hours:g} hours"
     )
     parts = {
         "datasets": sum(w.count * w.size["storage"]["parts"]["datasets"] for w in workloads),
@@ -513,17 +516,17 @@ def _list_materials(
     reason = ", ".join(f"{name} {size / 1e12:,.2f}" for name, size in parts.items())
     materials = [
         _item(f"nodes with {device.node} × {device.name}", len(cluster.nodes), "",
-              f"{decided}; {share:.0%} of the GPUs are held on average, and 9 of 10 customizations wait at most {wait:,.1f} hours"),
+              f"{decided}; on average, {share:.0%} of the GPUs are allocated; P90 wait {wait:,.1f} hours"),
         _item("host memory of a GPU node", _count_host_memory(workloads, device), "GiB",
-              "the processes of a training load the weights, and packaging merges an adapter in float32 and starts a server"),
+              "for the training processes that load the weights, and for packaging, which merges an adapter in float32 and starts a server"),
         _item("network of a GPU node", max(w.weight_bytes for w in workloads) / MODEL_LOAD_SECONDS * 8 / 1e9, "Gbit/s",
-              f"the largest base model is read in {MODEL_LOAD_SECONDS / 60:g} minutes; without the traffic between GPUs of several nodes"),
+              f"to read the largest base model in {MODEL_LOAD_SECONDS / 60:g} minutes; traffic between GPUs of different nodes is not included"),
         _item("usable storage", capacity / 1e12, "TB", reason),
         _item("storage, read", cluster.read_rate / 1e9, "GB/s",
-              "as given" if request.read_rate else f"a training alone reads its base model in {MODEL_LOAD_SECONDS / 60:g} minutes; "
-              f"GPUs wait for the storage {waits['transfer_share']:.1%} of the time that they are held"),
+              "as given" if request.read_rate else f"a single training run reads its base model in {MODEL_LOAD_SECONDS / 60:g} minutes; "
+              f"allocated GPUs wait for the storage {waits['transfer_share']:.1%} of the time"),
         _item("storage, write", cluster.write_rate / 1e9, "GB/s",
-              "as given" if request.write_rate else "a training alone writes checkpoints within the stall budget, and a model in "
+              "as given" if request.write_rate else "a single training run writes checkpoints within the stall budget, and a model in "
               f"{MODEL_LOAD_SECONDS / 60:g} minutes"),
     ]  # fmt: skip
     if request.storage_node:
@@ -572,14 +575,14 @@ def _count_host_memory(workloads: Sequence[Workload], device: Accelerator) -> fl
 def _list_formulas(workloads: Sequence[Workload]) -> list[Json]:
     """Return formula and source of the trainings' figures, and how the simulation finds those of the cluster."""
     formulas = [formula for workload in workloads for formula in workload.size["formulas"]]
-    source = "discrete-event simulation; docs/reference/cluster-emulation.md"
+    source = "discrete-event simulation; see docs/reference/cluster-emulation.md"
     return [
         *(formula for n, formula in enumerate(formulas) if formula not in formulas[:n]),
         {"quantity": "waiting time", "formula": f"{SIMULATED_JOBS:,} customizations in one queue; all GPUs of a stage at once",
          "source": source},
-        {"quantity": "capacity", "formula": "customizations a week while each team always has one in progress", "source": source},
+        {"quantity": "capacity", "formula": "customizations per week while each team always has one in progress", "source": source},
         {"quantity": "usable storage", "formula": "datasets, models and base models of all customizations of a month; "
-         "checkpoints of those that train at the same time", "source": "docs/how-to/sizing.md"},
+         "checkpoints of those that train concurrently", "source": "docs/how-to/sizing.md"},
     ]  # fmt: skip
 
 
@@ -587,11 +590,11 @@ def _list_assumptions(workloads: Sequence[Workload], sample: Cluster, factor: fl
     """Return a sentence for each fact that the simulation takes for granted."""
     assumptions = [
         "customizations arrive at random (Poisson) with the same mean over the whole month",
-        "durations have a triangular distribution with the ends best and low, and the mode typical",
-        "each customization of a month is a model with its own data, and its versions are kept",
-        "transfers share the storage equally, and the GPUs wait for them",
+        "durations follow a triangular distribution from the best to the low case, with the typical case as its mode",
+        "each customization of a month is a separate model with its own data, and its versions are kept",
+        "concurrent transfers share the storage bandwidth equally, and GPUs wait for them",
         "curation takes the time of its reads and writes, and evaluation reads held-out rows without generating answers",
-        "no GPU, node or run fails",
+        "GPUs, nodes and runs do not fail",
     ]
     if factor > 1:
         assumptions.append(

@@ -43,7 +43,7 @@ def add_cost(
     if exceeded := meter.list_exceeded(cost):
         raise ConfigurationError(
             f"the estimated cost exceeds the budget: {'; '.join(exceeded)}",
-            hint="Raise the limit, or lower the steps, the rows or the evaluation's items.",
+            hint="Raise the limit, or reduce the number of steps, rows or evaluation items.",
         )
     unknown = [name for name, seconds in estimate["seconds"].items() if seconds is None and name != "total"]
     warnings = [*estimate["warnings"], *meter.list_unmeasurable()]

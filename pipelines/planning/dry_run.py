@@ -548,7 +548,7 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
         warnings.append(f"{error.message}. {error.hint}")
     if survey.config.data_curation.quality_scores.is_enabled:
         warnings.append(
-            "a dry run does not score rows. The thresholds of data_curation.quality_scores may reject more of them."
+            "a dry run does not score rows. The thresholds of data_curation.quality_scores may reject more rows."
         )
     if reason := get_unproven_reason(survey.config):
         warnings.append(format_unproven_warning(reason))
@@ -587,11 +587,11 @@ def _list_limits(survey: RunSurvey) -> list[str]:
         warnings.append(
             f"{tokens.counts.truncated / tokens.counts.rows:.1%} of the training rows are truncated at "
             f"{survey.recipe.max_length} tokens, which cuts off {tokens.counts.cut_share:.1%} of all tokens. "
-            "Set fine_tuning.max_length to train on the rest"
+            "Raise fine_tuning.max_length to train on the rest"
         )
     if left_out := round(tokens.counts.without_answer * tokens.rows_per_sampled_row):
         warnings.append(
-            f"{left_out:,} training rows are left out: they have no answer within {survey.recipe.max_length} tokens"
+            f"{left_out:,} training rows are skipped because they have no answer within {survey.recipe.max_length} tokens"
         )
     items, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
     items = min(items, limit) if limit else items
@@ -605,7 +605,7 @@ def _list_limits(survey: RunSurvey) -> list[str]:
         minimum = max(required.get(name, 0) for name in names)
         if 0 < items < minimum:
             warnings.append(
-                f"the gate will refuse the model: {items} held-out items; the rules of evaluation.gate require {minimum}"
+                f"the gate will refuse the model: {items} held-out items; the rules of evaluation.gate require at least {minimum}"
             )
     has_incumbent = find_champion(survey.config.model_registry.name) is not None
     warnings += suite_cost.list_shortages(survey.config.evaluation, survey.suite_tasks, has_incumbent)
@@ -646,13 +646,13 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
         "tokens": f"{sample}, with the base model's tokenizer and chat template, truncated at {max_length} tokens",
         "steps": _combine_bases(steps),
         "memory": "formulas of components/common/models/resource_formulas.py; "
-        "measured peaks of training were within 16% of them",
+        "measured peaks of training runs were within 16% of them",
         "disk": "raw bytes for the dataset; 4 bytes per parameter for weights and 8 for the optimizer's state",
         **{
             f"seconds.{stage}": item.basis if item.seconds is None else f"{start[stage]:.0f} s to start; {item.basis}"
             for stage, item in times.items()
         },
-        "seconds.other_steps": "start of the command and of its other steps, measured on two cores of an AMD EPYC",
+        "seconds.other_steps": "time to start the command and run its other steps, measured on two cores of an AMD EPYC",
     }
 
 
@@ -753,7 +753,7 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
             recorded = manifest.find_input("base_model")
             if base and recorded and recorded.content_sha256 == base.sha256:
                 history.append(manifest)
-    reading = f"measured reading time {survey.reading_seconds:.1f} s, and {DAFT_START_SECONDS:.0f} s for Daft"
+    reading = f"{survey.reading_seconds:.1f} s of reading, measured, and {DAFT_START_SECONDS:.0f} s to start Daft"
     times = {
         "data_curation": StageTime(survey.reading_seconds + DAFT_START_SECONDS, reading),
         "triton_packaging": StageTime(None, "unknown until a package of this base model has been built here"),
@@ -773,8 +773,8 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
             sum(seconds for seconds, _ in trainings), _combine_bases([basis for _, basis in trainings])
         )
         if remote := _describe_remote_training():
-            times["fine_tuning"] = StageTime(None, f"trained by a launcher ({remote}) at an unknown speed")
-        work = "every item of its tasks, read by candidate and base"
+            times["fine_tuning"] = StageTime(None, f"the launcher ({remote}) trains at an unknown speed")
+        work = "the candidate and the base read every item of the tasks"
         times["evaluation"] = StageTime(_count_evaluation_operations(survey) / rate, _describe_rate(rate, work))
     return {stage: times[stage] for stage in ESTIMATED_STAGES if stage not in survey.cached}
 
@@ -791,7 +791,7 @@ def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate
             and manifest.summary.get("tokens_per_second")
         ):
             speed, digest = float(manifest.summary["tokens_per_second"]), manifest.content_sha256[:12]
-            basis = f"{speed:.1f} tokens/s, as in the newest similar training here, {digest}"
+            basis = f"{speed:.1f} tokens/s, as in the newest similar training run on this hardware, {digest}"
             return survey.trained_tokens / speed, basis
     operations = survey.trained_tokens * resource_formulas.estimate_training_flops(
         survey.shape, survey.tokens.mean_length
@@ -800,8 +800,8 @@ def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate
 
 
 def _describe_rate(rate: float, work: str) -> str:
-    speed = f"{rate / GB:.2g} GFLOP/s: half the rate of a matrix product, measured here for a second"
-    return f"{work} by formula, within a factor of 2 or 3, at {speed}"
+    speed = f"{rate / GB:.2g} GFLOP/s: half the rate of a matrix product, measured on this machine for one second"
+    return f"{work}, estimated by formula within a factor of 2 or 3, at {speed}"
 
 
 def _count_evaluation_operations(survey: RunSurvey) -> float:
@@ -850,11 +850,11 @@ def format_estimate(result: Json) -> list[str]:
         f"{parameters['trainable']:,} of {parameters['all']:,} parameters",
         *(f"          {choice}" for choice in result["recipe"]),
         *_format_shares(result["sources"]),
-        f"memory    {_format_gb(parts['total'])} for the training: {purposes_text}",
+        f"memory    {_format_gb(parts['total'])} for training: {purposes_text}",
         f"          {_format_gb(memory['stages'][largest])} for the largest stage, {largest}; "
         f"{_format_gb(memory['free'])} free",
-        f"disk      {_format_gb(disk['total'])}, checkpoints {_format_gb(disk['checkpoints'])} of it; "
-        f"{_format_gb(disk['free'])} free",
+        f"disk      {_format_gb(disk['total'])}, of which checkpoints "
+        f"{_format_gb(disk['checkpoints'])}; {_format_gb(disk['free'])} free",
         *_format_times(result),
         *suite_cost.format_suite(result["suite"]),
         *(f"warning: {warning}" for warning in result["warnings"]),
@@ -870,7 +870,7 @@ def _format_shares(shares: Sequence[Json]) -> list[str]:
         for share in largest
     ]
     if rest := len(shares) - len(largest):
-        lines.append(f"{rest:,} more sources in --json")
+        lines.append(f"--json lists {rest:,} more sources")
     return [f"          {line}" for line in lines]
 
 

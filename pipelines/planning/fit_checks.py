@@ -92,7 +92,9 @@ def check_machine_fit(config: Customization, workdir: Workdir) -> list[CheckResu
     free, disk = shutil.disk_usage(find_nearest_existing_path(workdir.root)).free, sum(demand.disk.values())
     parts = ", ".join(f"{name} {_format_gib(size)}" for name, size in demand.disk.items())
     found = f"{_format_gib(disk)} of {_format_gib(free)} free: {parts}; datasets are not counted"
-    results.append(check_result("disk for a run", disk <= free, found, "Free space, or choose another --workdir."))
+    results.append(
+        check_result("disk space for a run", disk <= free, found, "Free some space, or choose another --workdir.")
+    )
     return results
 
 
@@ -115,7 +117,7 @@ def check_platform_fit(config: Customization, platform: Platform, gpu_bytes: flo
     if on_gpu and gpu_bytes:
         results.append(_check_gpu_memory(demand, gpu_bytes))
     elif on_gpu:
-        hint = "Select nodes by the label nvidia.com/gpu.product or nvidia.com/gpu.memory, or run with access to them."
+        hint = "Select nodes by the label nvidia.com/gpu.product or nvidia.com/gpu.memory, or run the command with permission to read nodes."
         reason = "the memory of the GPU is not known"
         results.append(skipped_check("GPU memory for fine_tuning", reason, hint if training.labels_gpu else ""))
     if training.memory_key:
@@ -238,7 +240,9 @@ def _find_product(product: str) -> Accelerator | None:
 
 def _skip_unknown_model(config: Customization) -> CheckResult:
     reason = f"the shape of fine_tuning.base_model {config.fine_tuning.base_model!r} is not known"
-    return skipped_check(FIT_CHECK, reason, "Estimate it with `tuneline size --model` and the path of its config.json.")
+    return skipped_check(
+        FIT_CHECK, reason, "Estimate the fit with `tuneline size --model` and the path of the model's config.json."
+    )
 
 
 def _check_accelerators(demand: RunDemand, training: TrainingResources) -> Iterator[CheckResult]:
@@ -250,7 +254,7 @@ def _check_accelerators(demand: RunDemand, training: TrainingResources) -> Itera
     if needed > given:
         yield check_result("GPUs for fine_tuning", False, found, f"Request {needed} in {key}, or lower processes.")
         return
-    hint = f"Set fine_tuning.processes to {given * training.nodes}, or request {needed} in {key}: the others stay idle."
+    hint = f"Set fine_tuning.processes to {given * training.nodes}, or request {needed} in {key}; the other GPUs stay idle."
     yield check_result("GPUs for fine_tuning", needed == given, found, hint, needed=False)
 
 
@@ -271,7 +275,7 @@ def _check_gpu_memory(demand: RunDemand, gpu_bytes: float) -> CheckResult:
         "GPU memory for fine_tuning",
         demand.plan.fits,
         found,
-        f"{action}, or GPUs with more memory. The largest part: {largest}.",
+        f"{action}, or GPUs with more memory. The largest part is {largest}.",
         needed=required > MAX_ESTIMATE_RATIO * gpu_bytes,
     )
 
@@ -294,7 +298,7 @@ def _check_memory_request(stage: str, needed: float, request: float | None, key:
         hint = f"Set {key} to {suggested}{unit} or more; {effect}."
         return check_result(name, False, found, hint, needed=needed > MAX_ESTIMATE_RATIO * request)
     is_wasted = request > max(MAX_REQUEST_RATIO * needed, needed + MIN_REPORTED_BYTES)
-    hint = f"Lower {key} towards {suggested}{unit} if the data need no more: other pods cannot use the rest."
+    hint = f"Lower {key} towards {suggested}{unit} if the data does not require more: other pods cannot use the unused memory."
     return check_result(name, not is_wasted, found, hint, needed=False)
 
 

@@ -47,7 +47,7 @@ class SizingRequest:
         masked_attention: whether attention has a mask of rows or padding. None: preference objectives have one.
         deepspeed: whether DeepSpeed shards, whose communication buffers count.
         micro_batch: rows per GPU and pass. None: the largest of MICRO_BATCHES that fits without recomputation.
-        stage: ZeRO stage; FSDP is 3. None: 0 if that fits, otherwise 3.
+        stage: ZeRO stage; FSDP is stage 3. None: 0 if that fits, otherwise 3.
         recomputation: activation checkpointing; auto enables it if the training does not fit without.
         models: models that are trained at the same time.
         precomputes_reference: whether the reference model has read the rows before the training, and is not in memory.
@@ -195,11 +195,12 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
     split = request.tensor * request.pipeline * request.context
     if request.deadline_hours is not None and request.epoch_tokens is None:
         raise UsageError(
-            "--deadline-hours needs the amount of data", hint="Give --tokens, --dataset, or --rows and --mean-length."
+            "--deadline-hours requires the amount of data",
+            hint="Give --tokens, --dataset, or --rows and --mean-length.",
         )
     if request.device.memory_bytes is None:
         raise UsageError(
-            f"the memory of --gpu {request.device.name} is not known", hint="Choose a GPU whose memory is listed."
+            f"the memory of --gpu {request.device.name} is not known", hint="Choose a GPU type whose memory is known."
         )
     if request.gpus is not None:
         if request.gpus % split:
@@ -231,7 +232,7 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
                 return (
                     plan,
                     "deadline",
-                    f"{smallest.gpus} GPUs fit, but need more than {request.deadline_hours:g} hours",
+                    f"{smallest.gpus} GPUs are enough for the memory, but take more than {request.deadline_hours:g} hours",
                 )
             return plan, "memory", "one GPU is enough" if gpus == 1 else "the smallest number of GPUs that fits"
     limit = f"a global batch of {request.global_batch} rows feeds at most {max_data} data-parallel processes"
@@ -241,7 +242,7 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
             hint="Raise --global-batch or --deadline-hours, or choose a faster GPU.",
         )
     raise UsageError(
-        f"the training does not fit on {request.device.name}: {limit}",
+        f"the training run does not fit on {request.device.name}: {limit}",
         hint="Raise --global-batch, set --tensor, lower --length, or use --adaptation qlora or --offload optimizer.",
     )
 
@@ -367,8 +368,8 @@ def _estimate_cost(request: SizingRequest, gpu_hours: dict[str, float] | None, e
 def _list_assumptions(request: SizingRequest, plan: TrainingPlan) -> list[str]:
     """Return a sentence for each fact that the request does not contain."""
     assumptions = [
-        f"a training may use {resource_formulas.MAX_MEMORY_FRACTION:.0%} of a GPU's memory",
-        "batches have no padding, and reading, evaluation and checkpoints overlap with the training",
+        f"a training run may use {resource_formulas.MAX_MEMORY_FRACTION:.0%} of a GPU's memory",
+        "batches have no padding, and reading, evaluation and checkpoints overlap with training",
         "the network between GPUs and nodes is as fast as in the published runs",
     ]
     if request.architecture.source.startswith("a typical"):
@@ -383,18 +384,18 @@ def _list_assumptions(request: SizingRequest, plan: TrainingPlan) -> list[str]:
         )
     if request.sequences == 2:
         again = ", and the reference model reads them once more" if request.has_reference else ""
-        assumptions.append(f"tokens count both answers{again}")
+        assumptions.append(f"tokens are counted for both answers{again}")
     if request.epoch_tokens is None:
-        assumptions.append("the amount of data is not given, so that time, energy and cost are left out")
+        assumptions.append("the amount of data is not given, so time, energy and cost are omitted")
     if request.kwh_price is not None and request.device.watts is None:
-        assumptions.append(f"the design power of {request.device.name} is not known; cost leaves out energy")
+        assumptions.append(f"the design power of {request.device.name} is not known; the cost excludes energy")
     if not plan.fits:
-        assumptions.append("the training does not fit; time and cost are those of a GPU with enough memory")
+        assumptions.append("the training run does not fit; time and cost are those of a GPU with enough memory")
     if request.architecture.experts:
         assumptions.append("experts are sharded like other weights; expert parallelism is not modelled")
         if request.stack == "standard":
             assumptions.append(
-                "speeds of mixture-of-experts models are not published for this stack; dense models are faster"
+                "no speeds of mixture-of-experts models are published for this stack; the estimate uses those of dense models, which are faster"
             )
     return assumptions
 
@@ -413,8 +414,9 @@ def _list_formulas(request: SizingRequest, band: throughput.EfficiencyBand) -> l
          "source": "Korthikanti et al., arXiv 2205.05198; Rajbhandari et al., arXiv 1910.02054; docs/reference/sizing-validation.md"},
         {"quantity": "FLOPs per token", "formula": "full: 6(N−E) + 6·L·q·T; frozen weights: 4(N−E) + 4·L·q·T",
          "source": "docs/reference/sizing-validation.md"},
-        {"quantity": "tokens per second", "formula": f"peak FLOP/s × {efficiency} ÷ FLOPs per token, less the reads of weights by "
-         "small micro-batches" + ("" if request.stack == "tuned" else f"; at most a micro-batch per {launches} ms and layer"), "source": band.basis},
+        {"quantity": "tokens per second", "formula": f"peak FLOP/s × {efficiency} ÷ FLOPs per token, reduced by the time to read "
+         "the weights, which counts for small micro-batches" + ("" if request.stack == "tuned" else f"; a micro-batch takes at least {launches} ms per layer"),
+         "source": band.basis},
         {"quantity": "energy", "formula": f"{NODE_POWER_FACTOR:g} × GPUs × design power × hours × PUE",
          "source": "MLPerf Training power logs, v4.0 and v5.0"},
         {"quantity": "checkpoint interval", "formula": "√(2 · write time · time between failures)", "source": "Daly, 2006; arXiv 2407.21783"},

@@ -28,18 +28,18 @@ def format_size(result: Json) -> list[str]:
         f"memory    {result['memory_gib_per_gpu']:g} GiB per GPU: {parts}",
         f"speed     {_format_cases(result['tokens_per_second'])} tokens/s",
         f"time      {_format_cases(result['hours'])} hours",
-        f"work      {_format_cases(result['gpu_hours'])} GPU-hours"
+        f"compute   {_format_cases(result['gpu_hours'])} GPU-hours"
         + (f", {result['flops']:.2g} FLOPs" if result["flops"] else ""),
         *_format_energy(result),
     ]
     if (parallel := result["parallel"])["models"] > 1:
         lines.append(
-            f"together  {parallel['models']} models at the same time: {parallel['gpus']} GPUs in {parallel['nodes']} nodes"
+            f"parallel  {parallel['models']} concurrent training runs: {parallel['gpus']} GPUs on {parallel['nodes']} nodes"
         )
     lines += _format_storage(result["storage"])
     if result["serving"]:
         lines += _format_serving(result["serving"], result["gpu"])
-    lines += [f"{'because' if not n else '':<10}{formula['quantity']}: {formula['formula']} ({formula['source']})"
+    lines += [f"{'formulas' if not n else '':<10}{formula['quantity']}: {formula['formula']} ({formula['source']})"
               for n, formula in enumerate(result["formulas"])]  # fmt: skip
     return lines + [f"{'assumed' if not n else '':<10}{text}" for n, text in enumerate(result["assumptions"])]
 
@@ -68,7 +68,7 @@ def render_main_sections(result: Json) -> dict[str, str]:
     """Return HTML by heading: key figures, what binds, ranges, the bill of materials and the memory of a GPU."""
     hours, binds = result["hours"], result["binds"]
     tiles = {
-        f"× {result['gpu']} per training": result["gpus"],
+        f"× {result['gpu']} per training run": result["gpus"],
         "GiB per GPU": result["memory_gib_per_gpu"],
         "hours, typical": hours["typical"] if hours else None,
         "bound": binds["bound"],
@@ -77,11 +77,11 @@ def render_main_sections(result: Json) -> dict[str, str]:
     return {
         "Result": html_report.render_tiles(tiles)
         + html_report.render_paragraph(f"Bound by {binds['bound']}: {binds['reason']}.", "" if result["fits"] else "bad"),
-        "Ranges": html_report.render_table(["per training", *CASES], _list_ranges(result)),
+        "Ranges": html_report.render_table(["per training run", *CASES], _list_ranges(result)),
         "Bill of materials": html_report.render_table(["item", "quantity", "reason"], _list_materials(result)),
         "Memory": html_report.plot_stacked_bars(
             {result["model"]["name"]: result["memory"]}, x="GiB per GPU", limits=limits,
-            caption="Peak memory of a GPU by part, and the memory that a training may use.",
+            caption="Peak memory of a GPU by part, and the memory that a training run may use.",
         ),
     }  # fmt: skip
 
@@ -113,12 +113,12 @@ def _list_materials(result: Json) -> list[list[object]]:
     power = f"{energy['kilowatts'] * parallel['models']:,g} kW" if energy else "unknown"
     rows: list[list[object]] = [
         [f"GPUs, {result['gpu']}", f"{parallel['gpus']:,}", together],
-        ["GPU nodes", f"{parallel['nodes']:,}", "a training that fits in a node does not span nodes"],
+        ["GPU nodes", f"{parallel['nodes']:,}", "a training run that fits on one node does not span nodes"],
         ["power", power, "1.2 × GPUs × design power"],
         ["usable storage", _format_bytes(storage["bytes"]), "datasets, checkpoints, models and the base model"],
         ["storage, read", f"{_format_bytes(storage['read_bytes_per_second'])}/s", f"bound by {storage['read_binds']}"],
         ["storage, write", f"{_format_bytes(storage['write_bytes_per_second'])}/s",
-         f"checkpoints in {storage['stall_share']:.1%} of the time"],
+         f"checkpoints take {storage['stall_share']:.1%} of the time"],
     ]  # fmt: skip
     if serving:
         rows.append([f"GPUs for serving, {result['gpu']}", f"{serving['gpus']:,}", f"bound by {serving['binds']}"])
@@ -130,7 +130,7 @@ def _list_layout(layout: Json) -> list[list[object]]:
         *([f"{name} parallelism", f"{layout[name]}"] for name in ("data", "tensor", "pipeline", "context")),
         ["ZeRO stage", f"{layout['zero_stage']}"],
         ["micro-batch, rows", f"{layout['micro_batch']}"],
-        ["recomputation of activations", layout["recomputation"]],
+        ["activation recomputation", layout["recomputation"]],
     ]
 
 
@@ -138,12 +138,12 @@ def _list_storage(storage: Json) -> list[list[object]]:
     parts = [[name.replace("_", " "), _format_bytes(size)] for name, size in storage["parts"].items()]
     return [
         *parts,
-        ["all", _format_bytes(storage["bytes"])],
+        ["total", _format_bytes(storage["bytes"])],
         ["read rate", f"{_format_bytes(storage['read_bytes_per_second'])}/s"],
         ["write rate", f"{_format_bytes(storage['write_bytes_per_second'])}/s"],
         ["checkpoint", f"{_format_bytes(storage['checkpoint_bytes'])} every {storage['checkpoint_minutes']:g} minutes, "
          f"in {storage['checkpoint_seconds']:g} s"],
-        ["interval by Young and Daly", f"{storage['young_daly_minutes']:,g} minutes"],
+        ["Young/Daly interval", f"{storage['young_daly_minutes']:,g} minutes"],
     ]  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def _render_serving(serving: Json | None) -> str:
         return ""
     rate = serving["max_tokens_per_second"]
     rows: list[list[object]] = [
-        ["GPUs of a replica", f"{serving['gpus']}"],
+        ["GPUs per replica", f"{serving['gpus']}"],
         ["bound by", serving["binds"]],
         ["memory per GPU", f"{serving['memory_gib_per_gpu']:g} GiB"],
         ["weights", _format_bytes(serving["weight_bytes"])],
@@ -184,11 +184,15 @@ def _format_cases(values: Mapping[str, float] | None) -> str:
 def _format_energy(result: Json) -> list[str]:
     lines, energy, cost = [], result["energy"], result["cost"]
     if energy:
-        used = f"; {_format_cases(energy['kwh'])} kWh per training" if energy["kwh"] else ""
-        lines.append(f"energy    {energy['kilowatts']:g} kW{used} (PUE {energy['pue']:g})")
+        used = (
+            f"; energy {_format_cases(energy['kwh'])} kWh per training run (PUE {energy['pue']:g})"
+            if energy["kwh"]
+            else ""
+        )
+        lines.append(f"power     {energy['kilowatts']:g} kW{used}")
     if cost["total"]:
         parts = " and ".join(name for name in ("gpus", "energy") if cost[name]).replace("gpus", "GPUs")
-        lines.append(f"cost      {_format_cases(cost['total'])} per training, for {parts}")
+        lines.append(f"cost      {_format_cases(cost['total'])} per training run, for {parts}")
     return lines
 
 

@@ -133,9 +133,9 @@ def select_band(groups: Mapping[str, EfficiencyGroup], gpu: str, precision: str,
     for suffix, kind in ((f" {precision} {stack}", f"with {precision}"), (f" {stack}", "with all precisions")):
         pooled = [value for key, group in groups.items() if key.endswith(suffix) for value in group.efficiencies]
         if len(pooled) >= MIN_BAND_RUNS:
-            few = f"{len(own.efficiencies)} published runs" if own.efficiencies else "no published run"
-            others = f"the band is that of {len(pooled)} runs on all GPUs {kind}, {stack} stack"
-            return build_band(pooled, f"{few} on {gpu} with {precision}, too few; {others}")
+            few = f"{len(own.efficiencies)} published runs" if own.efficiencies else "no published runs"
+            others = f"the band comes from {len(pooled)} runs on all GPUs {kind}, {stack} stack"
+            return build_band(pooled, f"too few published runs on {gpu} with {precision} ({few}); {others}")
     return None
 
 

@@ -147,7 +147,7 @@ def test_slow_storage_and_few_teams_limit_the_capacity() -> None:
     slow = size(*DEMAND, "--read-rate", "10MB", "--nodes", 1)
     assert slow["binds"]["bound"] == "read rate"
     gains = {gain["change"]: gain["customizations_per_week"] for gain in slow["gains"]}
-    assert gains["1 GB/s more to read"] > gains["one more node"]
+    assert gains["1 GB/s more read bandwidth"] > gains["one more node"]
 
 
 def test_capacity_grows_with_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,19 +203,19 @@ def test_report_has_plots_and_text_the_bill(tmp_path: Path, monkeypatch: pytest.
     assert page.count("<svg") == 3  # utilization, memory and capacity; nobody waits
     assert all(f"<h2>{heading}</h2>" in page for heading in ("Bill of materials", "Waiting time", "Gains", "Formulas"))
     assert "do not wait for GPUs" in page
-    assert "materials nodes with 8 × h200: 1; the training of llama-3.1-70b needs 2 GPUs" in text
+    assert "materials nodes with 8 × h200: 1; training llama-3.1-70b needs 2 GPUs" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
         (("--demand", "8b"), "--demand '8b' is not COUNTxMODEL", "20x8b"),
-        (("--demand", "2x8b"), "--demand 2x8b parameters needs the amount of data", "--tokens"),
+        (("--demand", "2x8b"), "--demand 2x8b parameters requires the amount of data", "--tokens"),
         (("--demand", "2x8b", "--model", "8b", *DATA), "--demand and --model are combined", "COUNTxMODEL"),
         (("--model", "8b", "--storage-node", "f210", *DATA), "--storage-node is given without --demand", "20x8b"),
         (("--demand", "2x8b", "--queue", "LIFO", *DATA), "--queue is 'LIFO'", "BestEffortFIFO or StrictFIFO"),
         (("--demand", "2x8b", "--storage-node", "f900", *DATA), "--storage-node 'f900' is not a known", "f210"),
-        (("--demand", "2x8b", "--gpu", "h200:16", "--nodes", 1, *DATA), "a training needs 16 GPUs", "--nodes 2"),
+        (("--demand", "2x8b", "--gpu", "h200:16", "--nodes", 1, *DATA), "a training run needs 16 GPUs", "--nodes 2"),
     ],
 )
 def test_wrong_input_is_refused(arguments: tuple[Any, ...], message: str, hint: str) -> None:

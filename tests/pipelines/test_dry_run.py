@@ -176,7 +176,9 @@ def test_without_earlier_runs_the_total_is_unknown(estimate: Estimate) -> None:
     assert seconds["other_steps"] > 10
     assert (seconds["triton_packaging"], seconds["total"]) == (None, None)
     basis = result["basis"]["seconds.fine_tuning"]
-    assert basis.startswith("7 s to start; operations per training token by formula, within a factor of 2 or 3, at ")
+    assert basis.startswith(
+        "7 s to start; operations per training token, estimated by formula within a factor of 2 or 3, at "
+    )
     text = format_estimate(result)
     known = sum(spent for spent in seconds.values() if spent is not None)
     reason = "unknown until a package of this base model has been built here"
@@ -281,11 +283,11 @@ def test_remote_training_has_no_time_and_no_local_memory(estimate: Estimate, mon
         monkeypatch.setenv(name, value)
     result = estimate("fine_tuning.processes=16", "fine_tuning.batch_size=16", "fine_tuning.micro_batch_size=1")
     assert (result["seconds"]["fine_tuning"], result["seconds"]["total"]) == (None, None)
-    assert result["basis"]["seconds.fine_tuning"] == "trained by a launcher (slurm, 2 nodes) at an unknown speed"
+    assert result["basis"]["seconds.fine_tuning"] == "the launcher (slurm, 2 nodes) trains at an unknown speed"
     assert result["memory"]["largest_stage"] != "fine_tuning"
     (total_line,) = (line for line in format_estimate(result) if "at least" in line)
     assert (
-        "without fine_tuning (trained by a launcher (slurm, 2 nodes) at an unknown speed); triton_packaging (unknown"
+        "without fine_tuning (the launcher (slurm, 2 nodes) trains at an unknown speed); triton_packaging (unknown"
         in total_line
     )
 
@@ -396,13 +398,11 @@ def test_sources_of_a_sample_are_planned(
 def test_rows_and_tokens_left_out_and_few_items_give_warnings(estimate: Estimate) -> None:
     warnings = estimate("fine_tuning.max_steps=5", "fine_tuning.max_length=80")["warnings"]
     assert [w for w in warnings if w.startswith("fine_tuning.max_steps 5 trains on 20 of 97 rows (0.21 epochs). ")]
-    pattern = (
-        r"[\d.]+% of the training rows are truncated at 80 tokens, which cuts off (?!0\.0%)[\d.]+% of all tokens\. Set"
-    )
+    pattern = r"[\d.]+% of the training rows are truncated at 80 tokens, which cuts off (?!0\.0%)[\d.]+% of all tokens\. Raise"
     assert [w for w in warnings if re.match(pattern, w)]
     assert [w for w in warnings if w.startswith("the held-out evaluation has 40 items: only a large difference")]
     assert (
-        "the gate will refuse the model: 5 held-out items; the rules of evaluation.gate require 29"
+        "the gate will refuse the model: 5 held-out items; the rules of evaluation.gate require at least 29"
         in estimate("evaluation.max_items=5")["warnings"]
     )
 
@@ -720,7 +720,7 @@ def test_too_few_training_rows_for_the_suite_give_a_warning(estimate: Estimate) 
     items = result["rows"]["splits"]["train"]
     assert items < 59
     expected = (
-        f"the gate will refuse the model: {items} items of suite_leaks; its rules require 59. Add rows, or set "
+        f"the gate will refuse the model: {items} items of suite_leaks; its rules require at least 59. Add rows, or set "
         "evaluation.suite to none and promote with `tuneline promote`"
     )
     assert expected in result["warnings"]

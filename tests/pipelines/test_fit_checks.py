@@ -83,7 +83,7 @@ def test_training_that_fits_passes_and_the_parts_are_listed() -> None:
 def test_weights_that_exceed_the_gpu_are_an_error_with_the_largest_part() -> None:
     result = check(customize(adaptation="full"), request({}))["GPU memory for fine_tuning"]
     assert (result["ok"], result["needed"]) == (False, True)
-    assert "The largest part: optimizer." in result["hint"]
+    assert "The largest part is optimizer." in result["hint"]
 
 
 def test_sharding_over_more_gpus_makes_it_fit() -> None:
@@ -95,7 +95,7 @@ def test_sharding_over_more_gpus_makes_it_fit() -> None:
     ("processes", "accelerators", "needed", "hint"),
     [
         (4, 2, True, "Request 4 in resources.fine_tuning.accelerators"),
-        (2, 8, False, "the others stay idle"),
+        (2, 8, False, "the other GPUs stay idle"),
     ],
 )
 def test_processes_without_a_gpu_and_idle_gpus_are_reported(
@@ -159,7 +159,7 @@ def test_machine_is_compared_with_the_demand(tmp_path: Path, monkeypatch: pytest
     assert not results["memory for triton_packaging"]["ok"]  # two models of 30 GiB
     assert results["memory for evaluation"]["ok"]
     assert "of each process: weights 30.1" in results["memory for fine_tuning"]["found"]
-    assert "repository 30" in results["disk for a run"]["found"]
+    assert "repository 30" in results["disk space for a run"]["found"]
 
 
 def test_platform_is_compared_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def test_objectives_without_reference_model_take_less_memory_and_time(objective:
     assert "reference" in kto["memory"]
     assert "reference" not in other["memory"]
     assert other["hours"]["typical"] < kto["hours"]["typical"]
-    assert "tokens count both answers" in other["assumptions"]
+    assert "tokens are counted for both answers" in other["assumptions"]
 
 
 def test_pipeline_stages_wait_for_the_first_and_the_last_micro_batch() -> None:
@@ -256,7 +256,7 @@ def test_cost_contains_known_parts_only() -> None:
     unknown = size(*job, "--gpu", "b300")  # no design power
     assert unknown["cost"]["energy"] is None
     assert unknown["cost"]["total"] == unknown["cost"]["gpus"]
-    assert "the design power of b300 is not known; cost leaves out energy" in unknown["assumptions"]
+    assert "the design power of b300 is not known; the cost excludes energy" in unknown["assumptions"]
     assert size("--model", "llama-3.1-8b", *TOKENS)["cost"] == {"gpus": None, "energy": None, "total": None}
 
 
@@ -315,7 +315,7 @@ def test_text_names_what_binds_formulas_and_assumptions(tmp_path: Path) -> None:
         (("--mean-length", "3000"), "--mean-length 3000 exceeds the longest row, 2048 tokens", "--length 3000"),
         (("--model", "."), "is a folder without config.json", "folder of a model"),
         (("--raw", "many"), "--raw 'many' is not a size", "500MB"),
-        (("--deadline-hours", "5"), "--deadline-hours needs the amount of data", "--tokens"),
+        (("--deadline-hours", "5"), "--deadline-hours requires the amount of data", "--tokens"),
         (("--model", "8b", "--gpu", "h200:6", "--tensor", "4"), "6 GPUs cannot form groups of 4", "multiple of 4"),
         (("--model", "405b", "--adaptation", "full", "--gpu", "l40s"), "does not fit on l40s", "--global-batch"),
         (
@@ -345,13 +345,13 @@ def test_invalid_config_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"hidden_size": 64}')
     error = refusal(2, "size", "--model", path, cwd=tmp_path)
-    assert "as num_hidden_layers, num_attention_heads, vocab_size" in error["message"]
+    assert "missing or invalid num_hidden_layers, num_attention_heads, vocab_size" in error["message"]
     sizes = '"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9'
     for text, reason in (
         ("{", "is not JSON"),
-        ('{"text_config": 3}', "as hidden_size, "),
-        (f'{{{sizes}, "head_dim": "x"}}', "as head_dim"),
-        (f'{{{sizes}, "num_experts": true}}', "as num_experts"),
+        ('{"text_config": 3}', "invalid hidden_size, "),
+        (f'{{{sizes}, "head_dim": "x"}}', "invalid head_dim"),
+        (f'{{{sizes}, "num_experts": true}}', "invalid num_experts"),
     ):
         path.write_text(text)
         with pytest.raises(UsageError, match=reason):
