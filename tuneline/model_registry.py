@@ -131,7 +131,7 @@ class Registry:
             TunelineError: a check fails, or the policy requires an approval.
         """
         if force and not reason.strip():
-            raise UsageError("force requires a reason", hint="Give the reason, which the history records.")
+            raise UsageError("force requires a reason", hint="Give a reason; the history records it.")
         from components.model_registry import promotion_policy
         from components.model_registry.stage import promote
         from pipelines.steps.gate_requirements import describe_gate

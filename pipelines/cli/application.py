@@ -41,7 +41,9 @@ SetOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on standard output.")]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", help="Output folder.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace another artifact in the output folder.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an existing artifact in the output folder.")
+]
 WorkdirOption = Annotated[
     Path,
     typer.Option("--workdir", envvar="TUNELINE_WORKDIR", help="Folder of the store, state, tracking and runs."),
@@ -89,8 +91,7 @@ CaCertOption = Annotated[
     Path | None,
     typer.Option(
         "--ca-cert",
-        help="PEM file of the certificate authority that signed the server certificate. "
-        "Default: the public authorities.",
+        help="PEM file of the certificate authority that signed the server certificate. Default: public authorities.",
     ),
 ]
 ReferenceArgument = Annotated[
@@ -106,15 +107,18 @@ KeysOption = Annotated[
 ]
 RoutesOption = Annotated[
     Path | None,
-    typer.Option("--routes", help="Routing file of canaries and shadow traffic, see `tuneline routes set`."),
+    typer.Option("--routes", help="Routing file for canaries and shadow traffic, see `tuneline routes set`."),
 ]
 CaptureOption = Annotated[
     Path | None,
-    typer.Option("--capture", help="Capture file: which requests are stored, and where. Default: none is stored."),
+    typer.Option(
+        "--capture",
+        help="Capture file, which states which requests are stored and where. Default: no request is stored.",
+    ),
 ]
 DrainOption = Annotated[
     float,
-    typer.Option("--drain-seconds", min=0.0, help="Time for answers in progress after a stop signal, in seconds."),
+    typer.Option("--drain-seconds", min=0.0, help="Time in seconds to finish answers in progress after a stop signal."),
 ]
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 DEFAULT_WORKDIR_PATH = Path(DEFAULT_WORKDIR)

@@ -34,7 +34,7 @@ def models_import(
     source: Annotated[
         str,
         typer.Argument(
-            help="hf://org/name@revision, a folder in the Hugging Face layout or of a tuned model, or an embedded model."
+            help="hf://org/name@revision, a folder with a model in the Hugging Face layout or a tuned model, or an embedded model."
         ),
     ],
     accept_license: Annotated[
@@ -45,7 +45,7 @@ def models_import(
         str, typer.Option("--by", help="User who accepts the licence. Default: the user of this process.")
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show files, bytes and licence without downloading.")
+        bool, typer.Option("--dry-run", help="Show files, size and licence without downloading the model.")
     ] = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
@@ -58,7 +58,7 @@ def models_import(
 
     with open_workdir("models", as_json, workdir) as (reporter, work):
         if by and not accept_license:
-            raise UsageError("--by requires --accept-license", hint="Give --accept-license, or leave out --by.")
+            raise UsageError("--by requires --accept-license", hint="Add --accept-license, or omit --by.")
         offer = model_import.inspect_source(source, reporter)
         size = f"{offer.bytes / 1e9:,.2f} GB"
         if dry_run:

@@ -43,13 +43,11 @@ FeedbackFilesOption = Annotated[
 ]
 ModelFilterOption = Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")]
 
-UnratedOption = Annotated[
-    bool, typer.Option("--unrated", help="Include answers without feedback, as the model wrote them.")
-]
+UnratedOption = Annotated[bool, typer.Option("--unrated", help="Include answers without feedback, unchanged.")]
 
 traffic_app = typer.Typer(
     no_args_is_help=True,
-    help="Captured traffic of the gateway: list, state, compaction, retention, erasure and export.",
+    help="List, compact, expire, erase and export captured traffic of the gateway.",
 )
 app.add_typer(traffic_app, name="traffic")
 
@@ -91,11 +89,11 @@ def locked_traffic(
 def show_status(
     capture: CaptureFileOption = Path("capture.yaml"),
     requests_per_day: Annotated[
-        int, typer.Option("--requests-per-day", min=0, help="Estimate the storage of this number of requests a day.")
+        int, typer.Option("--requests-per-day", min=0, help="Estimate the storage for this number of requests per day.")
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the capture file, and show what is stored of each model, for how long, and who can read it."""
+    """Check the capture file, and show for each model the stored rows, their retention, and files that other users can read."""
     from pipelines.capture import retention, traffic_bucket, traffic_files
     from pipelines.capture.settings import load_settings
 
@@ -144,7 +142,7 @@ def list_traffic(
 
 @traffic_app.command("show")
 def show_answer(
-    answer_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the answer, such as chatcmpl-….")],
+    answer_id: Annotated[str, typer.Argument(metavar="ID", help="ID of the answer, such as chatcmpl-….")],
     capture: CaptureFileOption = Path("capture.yaml"),
     feedback: FeedbackFilesOption = [],  # noqa: B006
     as_json: JsonOption = False,
@@ -172,7 +170,7 @@ def read_latest_feedback(paths: list[Path]) -> dict[str, Mapping[str, Any]]:
 
 @traffic_app.command("compact")
 def compact_traffic(capture: CaptureFileOption = Path("capture.yaml"), as_json: JsonOption = False) -> None:
-    """Compact the days before today to one Parquet file each. Run it daily."""
+    """Compact each day before today into one Parquet file. Run this command daily."""
     from pipelines.capture import compaction, traffic_files
 
     with locked_traffic(capture, [], changes=True) as settings:
@@ -187,7 +185,7 @@ def expire_traffic(
     feedback: FeedbackFilesOption = [],  # noqa: B006
     as_json: JsonOption = False,
 ) -> None:
-    """Delete the days and the feedback whose retention has ended. Run it daily."""
+    """Delete days and feedback whose retention has ended. Run this command daily."""
     from pipelines.capture import retention, traffic_files
     from pipelines.gateway.feedback import erase_feedback
 
@@ -203,12 +201,15 @@ def expire_traffic(
 @traffic_app.command("erase")
 def erase_subject(
     subject: Annotated[
-        str, typer.Option("--subject", help="Subject as the gateway receives it; - to read it from standard input.")
+        str, typer.Option("--subject", help="Subject as the gateway receives it; - reads it from standard input.")
     ],
     capture: CaptureFileOption = Path("capture.yaml"),
     feedback: FeedbackFilesOption = [],  # noqa: B006
     requested_by: Annotated[
-        str, typer.Option("--by", help="Who requests the erasure, for the tombstone. Default: the current user.")
+        str,
+        typer.Option(
+            "--by", help="User who requests the erasure, recorded in the tombstone. Default: the current user."
+        ),
     ] = "",
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
@@ -230,12 +231,12 @@ def erase_subject(
     if not subject.strip():
         raise UsageError("--subject is empty", hint="Enter the subject as the gateway receives it.")
     if workdir != DEFAULT_WORKDIR_PATH and not workdir.exists():
-        raise InputError(f"--workdir: {workdir} does not exist", hint="Correct the path; nothing was erased.")
+        raise InputError(f"--workdir: {workdir} does not exist", hint="Correct the path. Nothing was erased.")
     with locked_traffic(capture, feedback, changes=True) as settings:
         if settings.subject.source == "none":
             raise UsageError(
                 "subject.source is none: the captured rows have no subject",
-                hint="Delete whole days: lower retention_days and run `tuneline traffic expire`.",
+                hint="To delete whole days, lower retention_days and run `tuneline traffic expire`.",
             )
         erasers = [partial(erase_feedback, path) for path in feedback]
         erased = erasure.erase(settings, subject, requested_by or get_user_name(), erasers)
@@ -264,13 +265,15 @@ def export_traffic(
     model: ModelFilterOption = "",
     include_unrated: UnratedOption = False,
     held_back: Annotated[
-        float, typer.Option("--held-back", min=0, max=0.9, help="Share of the subjects held back for evaluation.")
+        float, typer.Option("--held-back", min=0, max=0.9, help="Share of subjects that are held back for evaluation.")
     ] = 0.0,
     dataset: Annotated[
         Path | None,
-        typer.Option("--dataset", help="Curate the rows with the sources of the configuration into this folder."),
+        typer.Option(
+            "--dataset", help="Folder of a dataset to curate from the rows and the sources of the configuration."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows, and write nothing.")] = False,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
@@ -309,9 +312,7 @@ def export_traffic(
         f"{exported.conversations} conversations and {exported.preferences} preference pairs in {output}",
         *([f"{exported.held_back} conversations held back for evaluation"] if held_back else []),
         *(
-            [
-                f"{exported.left_out} answers left out: their conversation is held back, or a held-back answer is not text"
-            ]
+            [f"{exported.left_out} answers omitted: their conversation is held back, or a held-back answer is not text"]
             if exported.left_out
             else []
         ),
@@ -363,19 +364,19 @@ def _format_status(result: dict[str, Any]) -> list[str]:
         if estimate := each.get("estimate"):
             basis = "measured" if each["row_bytes_measured"] else "assumed"
             lines.append(
-                f"{each['model']}: {estimate['requests_per_day']:,} requests a day need {estimate['bytes_per_day']:,} bytes "
-                f"a day, {estimate['bytes']:,} bytes in {each['retention_days']} days before compaction "
-                f"({each['row_bytes']:,} bytes a row, {basis})"
+                f"{each['model']}: {estimate['requests_per_day']:,} requests per day need {estimate['bytes_per_day']:,} "
+                f"bytes per day, {estimate['bytes']:,} bytes in {each['retention_days']} days before compaction "
+                f"({each['row_bytes']:,} bytes per row, {basis})"
             )
-    lines += [f"erasure of {subject} is not finished: repeat it" for subject in result["unfinished_erasures"]]
-    lines += [f"{path} can be read by other users: remove their permissions" for path in result["readable_by_others"]]
+    lines += [f"the erasure of {subject} is not finished: run it again" for subject in result["unfinished_erasures"]]
+    lines += [f"other users can read {path}: remove their permissions" for path in result["readable_by_others"]]
     return lines
 
 
 def _format_erasure(erased: Erasure) -> list[str]:
     lines = [
-        f"subject {erased.subject}: {erased.rows} rows erased from {erased.files} files, "
-        f"{erased.exported} rows from exported files, {erased.feedback} lines of feedback erased"
+        f"subject {erased.subject}: erased {erased.rows} rows from {erased.files} files, "
+        f"{erased.exported} rows from exported files, and {erased.feedback} lines of feedback"
     ]
     lines += [f"{model} is under a legal hold: its rows remain" for model in erased.held]
     lines += [f"not searched: {item}" for item in erased.not_searched]

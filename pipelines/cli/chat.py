@@ -35,7 +35,7 @@ SIGNAL_CHECK_SECONDS = 0.5
 SETTINGS: dict[str, Callable[[str], float]] = {"temperature": float, "top_p": float, "max_tokens": int, "seed": int}
 HELP = """\
 /system TEXT         set the system prompt; without TEXT: remove it
-/reset               forget the conversation
+/reset               clear the conversation
 /model [NAME]        use another model; without NAME: list the models
 /set [NAME=VALUE]    set temperature, top_p, max_tokens or seed; NAME= restores the server's default
 /quit or Ctrl-D      end the chat
@@ -52,14 +52,14 @@ def chat(
     prompt: Annotated[str, typer.Option("--prompt", help="Send this message, print the answer and exit.")] = "",
     system: Annotated[str, typer.Option("--system", help="System prompt.")] = "",
     model: Annotated[
-        str, typer.Option("--model", help="Model to chat with. Default: the first model that the server lists.")
+        str, typer.Option("--model", help="Model to chat with. Default: the first model on the server.")
     ] = "",
     key: Annotated[str, typer.Option("--key", envvar="TUNELINE_API_KEY", help="API key of the server.")] = "",
     tracking_uri: TrackingUriOption = "",
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Chat with a model in the terminal. A package or a registered version is served for the time of the chat."""
+    """Chat with a model in the terminal. A package or a registered version is served during the chat."""
     if as_json and not prompt:
         raise UsageError("--json requires --prompt", hint='Give a message, for example --prompt "Hello".')
     from pipelines.gateway.chat_client import ChatClient
@@ -137,7 +137,7 @@ class Conversation:
                 _note("system prompt set" if value else "no system prompt")
             case "/reset":
                 self.messages.clear()
-                _note("conversation forgotten")
+                _note("conversation cleared")
             case "/model" if value:
                 self.model = choose_model(self.client, value)
                 _note(f"model: {self.model}")
@@ -222,7 +222,7 @@ def choose_model(client: ChatClient, name: str) -> str:
     """
     models = client.list_models()
     if not models:
-        raise EngineMissingError(f"{client.base_url} has no model", hint="Load a model into the server.")
+        raise EngineMissingError(f"{client.base_url} has no model", hint="Load a model on the server.")
     if not name:
         return next(iter(models))
     for model, names in models.items():

@@ -22,9 +22,9 @@ MAX_ANSWER_CHARACTERS = 300
 @app.command()
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help=RUN_HELP)],
-    output: Annotated[Path | None, typer.Option("-o", "--html", help="Output file of an HTML page.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--html", help="HTML page to write.")] = None,
     include_equal: Annotated[
-        bool, typer.Option("--all", help="List all parameters. Default: those that differ.")
+        bool, typer.Option("--all", help="List all parameters. Default: only those that differ.")
     ] = False,
     answers: Annotated[int, typer.Option("--answers", min=0, help="Number of prompts whose answers are shown.")] = 6,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample of prompts.")] = 42,

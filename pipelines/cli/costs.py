@@ -18,8 +18,10 @@ Grouping = Literal["run", "team", "model", "month"]
 
 @app.command()
 def costs(
-    by: Annotated[Grouping, typer.Option("--by", help="Key that groups the runs.")] = "run",
-    since: Annotated[str, typer.Option("--since", metavar="DATE", help="First day, YYYY-MM-DD. Default: all.")] = "",
+    by: Annotated[Grouping, typer.Option("--by", help="Grouping of the runs.")] = "run",
+    since: Annotated[
+        str, typer.Option("--since", metavar="DATE", help="First day to include, YYYY-MM-DD. Default: all days.")
+    ] = "",
     platform: Annotated[
         Path | None,
         typer.Option(
@@ -75,9 +77,9 @@ def _format_groups(groups: list[dict[str, Any]], by: str, since: str) -> list[st
         for row in table
     ]
     if any(not group["complete"] for group in groups):
-        lines.append("+ at least: CPU and GPU time of killed and running steps is not known")
+        lines.append("+ lower bound: CPU and GPU time of killed and running steps is not known")
     if unpriced := sorted({name.replace("_", " ") for group in groups for name in group["unpriced"]}):
         lines.append(f"* without {', '.join(unpriced)}: no price is known")
     if any(group["energy"] == "estimated" for group in groups):
-        lines.append("energy is estimated from power and time where no counter measured it")
+        lines.append("energy is estimated from power and time if no counter measured it")
     return lines

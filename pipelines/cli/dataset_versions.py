@@ -54,7 +54,7 @@ def data_publish(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish a dataset as the next revision. Content that is already published keeps its revision."""
+    """Publish a dataset as the next revision. If the content is already published, its revision is returned."""
     settings = load_config(config, sets).data_versioning
     from components.common.artifacts import artifact_folder
     from components.data_versioning.stage import publish
@@ -139,10 +139,10 @@ def data_diff(
 
 @data_app.command("find")
 def data_find(
-    row: Annotated[str, typer.Option("--row", help="Id of a row.")] = "",
+    row: Annotated[str, typer.Option("--row", help="ID of a row.")] = "",
     text: Annotated[
         str,
-        typer.Option("--text", help="Text of a row, regardless of case and spacing; - to read it from standard input."),
+        typer.Option("--text", help="Text of a row, regardless of case and spacing; - reads it from standard input."),
     ] = "",
     source: Annotated[str, typer.Option("--source", help="Source or file name of the rows.")] = "",
     config: ConfigOption = None,
@@ -151,7 +151,7 @@ def data_find(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Find a row in every revision, and the models and packages built from it.
+    """Find the revisions that contain a row, and the models and packages built from it.
 
     Exit with status 1 if the search is incomplete.
     """

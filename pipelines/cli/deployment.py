@@ -40,20 +40,20 @@ def deploy(
     alias: Annotated[str, typer.Option("--alias", help="Alias to serve.")] = "champion",
     every: Annotated[float, typer.Option("--every", min=0.1, help="Poll interval of the registry in seconds.")] = 5.0,
     served_as: Annotated[
-        str, typer.Option("--as", help="Name of the model in Triton. Default: the name in the first package.")
+        str, typer.Option("--as", help="Name of the model in Triton. Default: the name in the first package served.")
     ] = "",
     canary_alias: Annotated[
         str,
         typer.Option(
             "--canary-alias",
-            help="Alias whose version is served beside as MODEL-ALIAS; --routes gives it requests. Requires --watch.",
+            help="Alias whose version is also served, as MODEL-ALIAS; --routes sends it requests. Requires --watch.",
         ),
     ] = "",
     is_canary: Annotated[
         bool,
         typer.Option(
             "--canary",
-            help="Serve beside another deployment, by default as MODEL-ALIAS. Requires --grpc-url.",
+            help="Serve the version next to another deployment, by default as MODEL-ALIAS. Requires --grpc-url.",
         ),
     ] = False,
     folder: Annotated[
@@ -81,7 +81,7 @@ def deploy(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the version of an alias after the checks of `promote`.
+    """Serve the version of an alias after the same checks as `promote`.
 
     With --watch, follow the alias without losing a request.
 
@@ -170,7 +170,9 @@ def _check_canary(alias: str, canary_alias: str, *, is_canary: bool, is_watching
             hint="With --grpc-url, run a second `tuneline deploy NAME --canary --alias ALIAS --watch`.",
         )
     if canary_alias == alias:
-        raise UsageError(f"--canary-alias is {alias}, as --alias", hint="Choose another alias, such as candidate.")
+        raise UsageError(
+            f"--canary-alias and --alias are both {alias}", hint="Choose another alias, such as candidate."
+        )
     if is_canary and not is_remote:
         raise UsageError("--canary requires --grpc-url", hint="Use --canary-alias to start one server for two aliases.")
 

@@ -47,7 +47,7 @@ def doctor(
         typer.Option(
             "-c",
             "--config",
-            help="Also check that this customization.yaml fits the machine, or the platform's requests.",
+            help="Also check that this customization.yaml fits the machine, or with -p the resource requests of the platform.",
         ),
     ] = None,
     sets: SetOption = [],  # noqa: B006
@@ -62,7 +62,7 @@ def doctor(
     if platform is None:
         if context or token_file or ca_cert:
             raise UsageError(
-                "--context, --token-file and --ca-cert require -p, which is not given",
+                "--context, --token-file and --ca-cert require -p",
                 hint="Add -p platform.yaml, or omit these options.",
             )
         from pipelines.operations.machine_checks import check_machine

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 DEFAULT_CAPTURE_PATH = Path("capture.yaml")
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MESSAGES_HINT = 'Expected a JSON list such as [{"role": "user", "content": "…"}] that ends with a turn of the user.'
+MESSAGES_HINT = 'Give a JSON list such as [{"role": "user", "content": "…"}] that ends with a turn of the user.'
 PAGE_FILENAME, RESULT_FILENAME = "explanation.html", "explanation.json"
 SHOWN_WORDS, SHOWN_CHARACTERS = 12, 70
-ROW_COLUMNS = ("row that pushed this way", "score", "random rows as high", "shared words", "source", "text")
+ROW_COLUMNS = ("training row", "score", "share of random rows as high", "shared words", "source", "text")
 
 
 @app.command()
@@ -98,7 +98,7 @@ def explain(
 ) -> None:
     """Show which words of the prompt, and which training rows, pushed the model towards an answer.
 
-    The scores do not prove a cause: only a retraining without a row shows its effect.
+    The scores do not prove causation: only retraining without a row shows its effect.
     """
     inputs = {"--prompt": prompt is not None, "--messages": messages is not None, "--from-traffic": bool(from_traffic)}
     _check_options(model, answer, output, inputs)
@@ -134,7 +134,9 @@ def explain(
     if mismatch:
         explanation.warnings.insert(0, mismatch)
     if captured is not None and captured.facts.get("redactions"):
-        explanation.warnings.insert(0, "the captured text is redacted: the model saw other words in place of the masks")
+        explanation.warnings.insert(
+            0, "the captured text is redacted; the model saw the original words in place of the masks"
+        )
     result = explanation.as_dict()
     if output is not None:
         result |= _write_page(output, explanation, result)
@@ -152,7 +154,7 @@ def _check_options(model: str, answer: str | None, output: Path | None, inputs: 
     if not model and not inputs["--from-traffic"]:
         raise UsageError("Missing argument 'MODEL'", hint="Give the folder of a model, a source, or NAME@ALIAS.")
     if answer is not None and not answer.strip():
-        raise UsageError("--answer is empty", hint="Give the answer to explain, or leave the option out.")
+        raise UsageError("--answer is empty", hint="Give the answer to explain, or omit the option.")
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"{output} is not a folder", hint="Choose another folder with -o.")
 
@@ -185,8 +187,8 @@ def read_question(prompt: str | None, messages: Path | None) -> Question:
     for number, one in enumerate(conversation):
         if not isinstance(one, Mapping) or one.get("role") not in ROLES or not isinstance(one.get("content"), str):
             raise InputError(
-                f"--messages: {messages}: message {number + 1} is no message with a role ({', '.join(ROLES)}) and a text "
-                "as content",
+                f"--messages: {messages}: message {number + 1} is not a message with a role ({', '.join(ROLES)}) and "
+                "text content",
                 hint=MESSAGES_HINT,
             )
     last = conversation[-1]
@@ -233,7 +235,7 @@ def format_explanation(result: Mapping[str, Any]) -> list[str]:
     """Return the result of `explain` as lines: answer, words, deletion figures, training rows, warnings."""
     lines = [f"answer: {result['answer']}", f"log-probability: {result['logprob']:.2f} nats", ""]
     words = sorted(result["tokens"], key=lambda one: -one["score"])[:SHOWN_WORDS]
-    columns = (result["unit"], "lost without it, nats")
+    columns = (result["unit"], "loss without it, nats")
     lines += tables.render(tables.build_table(columns, [(one["text"], f"{one['score']:+.2f}") for one in words]))
     effects = [
         (one["method"], f"{one['share']:.0%}", f"{one['removed']:+.2f}", f"{one['kept']:+.2f}")
@@ -242,7 +244,11 @@ def format_explanation(result: Mapping[str, Any]) -> list[str]:
     if effects:
         lines += [
             "",
-            *tables.render(tables.build_table(("ranking", "share", "removed, nats", "kept alone, nats"), effects)),
+            *tables.render(
+                tables.build_table(
+                    ("ranking", "share", "loss if removed, nats", "loss if only these are kept, nats"), effects
+                )
+            ),
         ]
     if result["training_rows"]:
         lines += ["", *tables.render(tables.build_table(ROW_COLUMNS, list(_format_rows(result))))]

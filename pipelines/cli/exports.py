@@ -29,7 +29,7 @@ def export(
         str,
         typer.Argument(
             metavar="NAME[@ALIAS]|DATASET",
-            help="NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion. For croissant also a dataset's folder or dvc:// URI.",
+            help="NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion. For croissant, also the folder or dvc:// URI of a dataset.",
         ),
     ],
     format_: Annotated[
@@ -40,14 +40,14 @@ def export(
             "hub; dossier: technical documentation in the order of the EU AI Act's annexes, as HTML if the file's suffix is .html.",
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write. Replaced if it exists.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output file. An existing file is replaced.")],
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     tracking_uri: TrackingUriOption = "",
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model version's verified facts in a standard format. Equal input gives equal bytes.
+    """Write the verified facts about a model version in a standard format. Equal input gives equal bytes.
 
     Unknown facts are stated as `unknown`. A damaged lineage is not exported.
     """

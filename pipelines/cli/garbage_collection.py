@@ -32,7 +32,7 @@ UNIT_SECONDS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 MIN_AGE_SECONDS = 3600.0  # a running job on another host may write no heartbeat for this long
 OlderThanOption = Annotated[
     str,
-    typer.Option("--older-than", metavar="AGE", help="Minimum time without use, such as 12h, 30d or 8w. At least 1h."),
+    typer.Option("--older-than", metavar="AGE", help="Minimum time without use, such as 12h, 30d or 8w; at least 1h."),
 ]
 KindsOption = Annotated[
     list[str],
@@ -46,7 +46,7 @@ KindsOption = Annotated[
 ]
 KeepVersionsOption = Annotated[
     int,
-    typer.Option("--keep-versions", min=0, help="Number of the newest versions per model to keep with their inputs."),
+    typer.Option("--keep-versions", min=0, help="Number of newest versions of each model to keep, with their inputs."),
 ]
 OwnRemoteOption = Annotated[
     bool,
@@ -66,7 +66,7 @@ def gc(
     older_than: OlderThanOption = "30d",
     kinds: KindsOption = [],  # noqa: B006
     keep_runs: Annotated[
-        int, typer.Option("--keep-runs", min=0, help="Number of the newest runs to keep with their results.")
+        int, typer.Option("--keep-runs", min=0, help="Number of newest runs to keep, with their results.")
     ] = 20,
     keep_versions: KeepVersionsOption = 3,
     own_remote: OwnRemoteOption = False,
@@ -77,7 +77,7 @@ def gc(
     no_repository: NoRepositoryOption = False,
     all_runs: Annotated[
         bool,
-        typer.Option("--all-runs", help="Include MLflow runs and models of other workdirs, or of unknown workdirs."),
+        typer.Option("--all-runs", help="Include MLflow runs and models of other or unknown workdirs."),
     ] = False,
     pin: Annotated[
         str, typer.Option("--pin", metavar="NAME", help="Artifact digest or run to pin. Nothing is deleted.")
@@ -153,7 +153,7 @@ def _collect(request: CollectionRequest, delete: bool) -> tuple[dict[str, Any], 
         "items": items,
         "bytes": sum(item["bytes"] for item in items if item["deleted"] or not delete),
         "kept": sorted(kept, key=lambda group: (-group["bytes"], group["reason"], group["kind"])),
-        "notes": found.notes + [f"renamed, but not deleted: {path}" for path in leftovers],
+        "notes": found.notes + [f"renamed but not deleted: {path}" for path in leftovers],
     }
     return result, plan, outcomes
 

@@ -23,10 +23,13 @@ from pipelines.cli.application import (
 
 FeedbackOption = Annotated[
     Path | None,
-    typer.Option("--feedback", help="File to which feedback on answers is appended. Default: feedback is refused."),
+    typer.Option("--feedback", help="File to which feedback on answers is appended. Default: feedback is rejected."),
 ]
 FeedbackLimitOption = Annotated[
-    int, typer.Option("--feedback-max-mib", min=1, help="Size above which the feedback file takes no more lines.")
+    int,
+    typer.Option(
+        "--feedback-max-mib", min=1, help="Size in bytes at which the gateway stops writing to the feedback file."
+    ),
 ]
 KeyFileOption = Annotated[Path, typer.Option("--keys", help="File of API keys.")]
 
@@ -42,21 +45,22 @@ def gateway(
     keys: KeysOption = None,
     routes: RoutesOption = None,
     usage: Annotated[
-        Path | None, typer.Option("--usage", help="File that keeps the keys' token counts of the day over restarts.")
+        Path | None,
+        typer.Option("--usage", help="File that stores the daily token counts of the keys across restarts."),
     ] = None,
     metrics_socket: Annotated[
         Path | None,
-        typer.Option(
-            "--metrics-socket", help="Unix socket of Triton's metrics, which the gateway appends to /metrics."
-        ),
+        typer.Option("--metrics-socket", help="Unix socket of Triton's metrics, which the gateway adds to /metrics."),
     ] = None,
     repository: Annotated[
         Path | None,
         typer.Option("--repository", help="Triton's model repository, for the chat templates of vLLM packages."),
     ] = None,
-    max_body_mib: Annotated[int, typer.Option("--max-body-mib", min=1, max=15, help="Limit of a request's size.")] = 4,
+    max_body_mib: Annotated[
+        int, typer.Option("--max-body-mib", min=1, max=15, help="Maximum size of a request in bytes.")
+    ] = 4,
     request_seconds: Annotated[
-        float, typer.Option("--request-seconds", min=1.0, help="Limit of the time for one answer, in seconds.")
+        float, typer.Option("--request-seconds", min=1.0, help="Timeout for one answer, in seconds.")
     ] = 600.0,
     feedback: FeedbackOption = None,
     feedback_max_mib: FeedbackLimitOption = 1024,
@@ -65,7 +69,9 @@ def gateway(
     log: Annotated[
         Path | None, typer.Option("--log", help="File for the request log, rotated at 64 MiB. Default: standard error.")
     ] = None,
-    listener: Annotated[int, typer.Option("--listener", hidden=True, help="Descriptor of a listening socket.")] = -1,
+    listener: Annotated[
+        int, typer.Option("--listener", hidden=True, help="File descriptor of a listening socket.")
+    ] = -1,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the models of a running Triton through the OpenAI API until Ctrl-C."""
@@ -117,10 +123,13 @@ def create_key(
     name: Annotated[str, typer.Argument(help="Name of the key in metrics and logs.")],
     keys: KeyFileOption = Path("keys.yaml"),
     scopes: Annotated[
-        list[str], typer.Option("--scope", help="inference, metrics or traffic; repeatable. Default: inference.")
+        list[str],
+        typer.Option(
+            "--scope", help="Scope of the key: inference, metrics or traffic. Repeatable. Default: inference."
+        ),
     ] = [],  # noqa: B006
     models: Annotated[
-        list[str], typer.Option("--model", help="Model that the key may use; repeatable. Default: all.")
+        list[str], typer.Option("--model", help="Model that the key may use. Repeatable. Default: all models.")
     ] = [],  # noqa: B006
     requests_per_minute: Annotated[int, typer.Option("--requests-per-minute", help="0: no limit.")] = 0,
     tokens_per_minute: Annotated[int, typer.Option("--tokens-per-minute", help="0: no limit.")] = 0,
@@ -128,7 +137,7 @@ def create_key(
     concurrent_requests: Annotated[int, typer.Option("--concurrent-requests", help="0: no limit.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a key to a file and print it. The file holds its digest only; the gateway reads a changed file within two seconds."""
+    """Add a key to a file and print it. The file contains only its digest; the gateway reloads a changed file within two seconds."""
     from pipelines.gateway import api_keys
 
     settings = {

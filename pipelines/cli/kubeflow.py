@@ -29,15 +29,15 @@ ClusterOption = Annotated[
     typer.Option(
         "-p",
         "--platform",
-        help="platform.yaml: the cluster's images, volume, queue and secrets. "
-        "Default: the default images, and no shared volume.",
+        help="platform.yaml with the cluster's images, volume, queue and "
+        "secrets. Default: the default images, and no shared volume.",
     ),
 ]
 PipelineOption = Annotated[
     Literal["customization", "promotion", "data_curation", "fine_tuning", "evaluation", "triton_packaging"],
     typer.Option(
         "--pipeline",
-        help="Pipeline to use: customization (all stages), promotion (promote and deploy a version), or one stage.",
+        help="Pipeline to compile: customization (all stages), promotion (promote and deploy a version), or one stage.",
     ),
 ]
 
@@ -54,7 +54,7 @@ def compile_(
     """Compile the pipeline to a YAML file for Kubeflow Pipelines. Equal input gives equal bytes."""
     warnings, requests = _compile(config, sets, platform, output, as_json, pipeline)
     sha256 = hashlib.sha256(output.read_bytes()).hexdigest()
-    hint = f"run it: tuneline submit -f {output} --endpoint URL --experiment NAME, or upload it in the Kubeflow UI"
+    hint = f"run it with: tuneline submit -f {output} --endpoint URL --experiment NAME, or upload it in the Kubeflow UI"
     result = {"pipeline": str(output), "sha256": sha256, "warnings": warnings, "requests": requests}
     print_result(result, as_json, [f"wrote {output}; {hint}"])
 
@@ -102,7 +102,7 @@ def submit(
         typer.Option(
             "--timeout",
             min=0,
-            help="Timeout of --wait in seconds; then exit with status 75. The run continues. 0: no limit.",
+            help="Timeout of --wait in seconds, after which the command exits with status 75 and the run continues. 0: no limit.",
         ),
     ] = 0.0,
     poll: Annotated[float, typer.Option("--poll", min=0.05, help="Poll interval in seconds.")] = 5.0,
@@ -112,7 +112,7 @@ def submit(
     if file and (config or sets or platform):
         raise UsageError(
             f"-f {file} is a compiled pipeline, which -c, --set and -p cannot change",
-            hint="Leave out -c, --set and -p, or give --param name=value.",
+            hint="Omit -c, --set and -p, or give --param name=value.",
         )
     from pipelines.config.platform_config import load_platform
     from pipelines.kubeflow import submission

@@ -95,13 +95,13 @@ def _convert_error(error: Exception, arguments: list[str]) -> TunelineError:
         message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
         if isinstance(error, (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)):
             return UsageError(
-                message, hint="Check that each path of the command exists and is a file or a folder as expected."
+                message, hint="Check that each path in the command exists and is a file or a folder as expected."
             )
         converted = TunelineError(message, hint="Check the path and its permissions.")
         converted.kind = "system"
         return converted
     print_text("".join(traceback.format_exception(error)), end="", file=sys.stderr)
-    return wrap_unexpected_error(error, "the traceback is printed above.")
+    return wrap_unexpected_error(error, "See the traceback above.")
 
 
 def _report_error(error: TunelineError, arguments: list[str]) -> int:

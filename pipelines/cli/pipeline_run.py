@@ -64,7 +64,7 @@ def run(
     """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote.
 
     Without a configuration file and without data_curation.sources, run the demo with its own small settings. Several
-    configurations are all checked first; they run in sequence until the gate refuses a model.
+    configurations are all checked first, then run in sequence until the gate refuses a model.
     """
     from pipelines.config.customization_chain import load_chain
     from pipelines.config.platform_config import Platform, load_platform

@@ -43,7 +43,7 @@ def register(
         typer.Option("--repository", help="Folder of the model's Triton repository. Omit it for a refused candidate."),
     ] = None,
     name: Annotated[
-        str, typer.Option("--name", help="Name of the registered model. Default: the configuration's.")
+        str, typer.Option("--name", help="Name of the registered model. Default: that of the configuration.")
     ] = "",
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
@@ -73,7 +73,7 @@ def _replace_name(settings: ModelRegistryConfig, name: str) -> ModelRegistryConf
         return type(settings).model_validate({**settings.model_dump(), "name": name}) if name else settings
     except ValueError:
         raise UsageError(
-            f"--name {name} is not a valid name of a registered model", hint="Leave out slashes and colons."
+            f"--name {name} is not a valid name of a registered model", hint="Use a name without slashes and colons."
         ) from None
 
 
@@ -96,7 +96,7 @@ def promote(
 ) -> None:
     """Move an alias to an intact version that passed its serving test and was accepted against the current champion."""
     if force and not reason.strip():
-        raise UsageError("--force requires --reason", hint="Give the reason, which the history records, with --reason.")
+        raise UsageError("--force requires --reason", hint="Give a reason with --reason; the history records it.")
     customization = load_config(config, sets)
     from components.model_registry import promotion_policy
     from components.model_registry.stage import promote as promote_version
@@ -152,7 +152,8 @@ def audit(
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Close interrupted moves, record manual moves, and acknowledge all other findings."
+            "--repair",
+            help="Complete or void interrupted moves, record manual moves, and acknowledge all other findings.",
         ),
     ] = False,
     by: ByOption = "",
@@ -185,7 +186,7 @@ def history(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every move of the model's aliases with its user, time, versions and reason, and the versions' cost."""
+    """Show each move of the model's aliases with its user, time, versions and reason, and the cost of the versions."""
     from components.model_registry import model_versions, registry_history
 
     with open_workdir("registry history", as_json, workdir, tracking_uri):

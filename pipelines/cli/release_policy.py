@@ -29,9 +29,7 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the registered model.
 @policy_app.command()
 def show(
     name: NameArgument,
-    history: Annotated[
-        bool, typer.Option("--history", help="List every policy with its user, time and changes.")
-    ] = False,
+    history: Annotated[bool, typer.Option("--history", help="List all policies with user, time and changes.")] = False,
     tracking_uri: TrackingUriOption = "",
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,

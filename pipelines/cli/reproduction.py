@@ -35,9 +35,9 @@ def reproduce(
     ] = False,
     from_revision: Annotated[
         bool,
-        typer.Option("--from-revision", help="Fetch the dataset from its revision even if it can be curated again."),
+        typer.Option("--from-revision", help="Fetch the dataset from its revision, even if it can be curated again."),
     ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the results in WORKDIR/reproduce.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the reproduced artifacts in WORKDIR/reproduce.")] = False,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     tracking_uri: TrackingUriOption = "",
@@ -89,7 +89,7 @@ def _format_outcome(outcome: ReproductionOutcome, *, dry_run: bool) -> list[str]
         return [
             f"dataset  would be {method}: {plan.method_reason}",
             f"model    would be {training}",
-            "Nothing was done.",
+            "Nothing was run.",
         ]
     digests, differing = {}, []
     for kind in ("dataset", "model"):
@@ -102,7 +102,7 @@ def _format_outcome(outcome: ReproductionOutcome, *, dry_run: bool) -> list[str]
     if not outcome.is_equal:
         reasons = [item for kind in differing for item in select_differences(plan.differences, kind)]
         causes = dict.fromkeys(f"{item.what} ({item.recorded} → {item.here})" for item in reasons)
-        unexplained = ", and no difference of the environment explains it; "
+        unexplained = ", and no difference in the environment explains this; "
         unexplained += "the records may not match the original training."
         verb = "differ" if len(differing) == 2 else "differs"
         summary = f"{title} is not reproduced: the {' and the '.join(differing)} {verb} from the recorded"

@@ -45,16 +45,16 @@ def retrain(
     capture: CaptureFileOption = Path("capture.yaml"),
     feedback: FeedbackFilesOption = [],  # noqa: B006
     model: ModelFilterOption = "",
-    folder: Annotated[Path, typer.Option("--folder", help="Folder of the state and the exported rows.")] = Path(
+    folder: Annotated[Path, typer.Option("--folder", help="Folder for the state and the exported rows.")] = Path(
         "retraining"
     ),
     drift: Annotated[
-        Path | None, typer.Option("--drift", help="Start on an alarm in this result of `traffic drift --json`.")
+        Path | None, typer.Option("--drift", help="Start if this output of `traffic drift --json` has an alarm.")
     ] = None,
     min_feedback: Annotated[
         int,
         typer.Option(
-            "--min-feedback", min=0, help="Start on this number of answers with feedback since the last retraining."
+            "--min-feedback", min=0, help="Start after this number of answers with feedback since the last retraining."
         ),
     ] = 0,
     every_days: Annotated[
@@ -64,7 +64,8 @@ def retrain(
         ),
     ] = 0.0,
     held_back: Annotated[
-        float, typer.Option("--held-back", min=0.01, max=0.9, help="Share of the subjects held back for evaluation.")
+        float,
+        typer.Option("--held-back", min=0.01, max=0.9, help="Share of subjects that are held back for evaluation."),
     ] = 0.2,
     max_loss: Annotated[
         float,
@@ -78,8 +79,8 @@ def retrain(
             "--shadow-days",
             min=0,
             max=365,
-            help="Let live shadow answers decide, and refuse the candidate after this number of days without a "
-            "decision. 0: held-back traffic decides.",
+            help="Decide by live shadow answers, and refuse the candidate after this number of days without a "
+            "decision. 0: decide by held-back traffic.",
         ),
     ] = 0.0,
     include_unrated: UnratedOption = False,
@@ -87,10 +88,10 @@ def retrain(
     tracking_uri: TrackingUriOption = "",
     platform: PlatformOption = None,
     launcher: LauncherOption = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the triggers; start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the triggers, and start nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build the next version from captured traffic on a drift alarm, enough feedback or a date, and promote a better one.
+    """Build the next version from captured traffic after a drift alarm, enough feedback or enough time, and promote a better version.
 
     Run it regularly. An interrupted retraining resumes.
     """

@@ -32,7 +32,7 @@ from pipelines.cli.tables import format_curve
 if TYPE_CHECKING:
     from pipelines.runs.run_folder import Run
 
-RUN_HELP = "Name of a run, a prefix of it, `latest`, or the folder of a run or of a workdir (its newest run)."
+RUN_HELP = "Name or name prefix of a run, `latest`, or the folder of a run or of a workdir (its newest run)."
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 STATUS_INTERVAL_SECONDS = 10.0
 
@@ -45,7 +45,7 @@ def status(
     ] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of runs to list.")] = 20,
     watch: Annotated[
-        bool, typer.Option("-w", "--watch", help="Follow a run (default: the latest) until it ends.")
+        bool, typer.Option("-w", "--watch", help="Follow a run until it ends. Default: the latest run.")
     ] = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
@@ -78,14 +78,16 @@ def logs(
         typer.Argument(metavar="[STAGE]", help="Stage, such as fine-tune; `run` for the run's own log. Default: all."),
     ] = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until the run ends.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of last lines per log; 0 for all.")] = 0,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=0, help="Number of lines to print from the end of each log. 0: all.")
+    ] = 0,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the output of a run's stages and their engines."""
+    """Print the logs of a run's stages and their engines."""
     if follow and as_json:
         raise UsageError(
-            "--follow cannot be combined with --json, which prints one object", hint="Leave out --follow or --json."
+            "--follow cannot be combined with --json, which prints one object", hint="Omit --follow or --json."
         )
     from pipelines.runs import run_folder, run_status
 
@@ -119,13 +121,16 @@ def cancel(name: RunArgument, workdir: WorkdirOption = DEFAULT_WORKDIR_PATH, as_
     with open_reporter(run.name, as_json) as reporter:
         before = run_status.summarize_run(run)
         if before["state"] == "running":
-            reporter.step(f"stopping in {before['progress']} after saving its work")
+            reporter.step(f"stopping during {before['progress']}, after the run has saved its work")
         run_folder.cancel_run(run, on_wait=lambda seconds: reporter.progress(int(seconds), None, "seconds"))
     now = run_status.summarize_run(run)
     lines = (
         [f"{now['run']} finished before it could be stopped"]
         if now["state"] == "finished"
-        else [f"{now['run']} is {now['state']} ({now['progress']})", "Resume it with the same `tuneline run`."]
+        else [
+            f"{now['run']} is {now['state']} ({now['progress']})",
+            "To resume it, run the same `tuneline run` command again.",
+        ]
     )
     print_result({"run": run.name, "state": now["state"], "stage": now["stage"]}, as_json, lines)
 
@@ -179,7 +184,7 @@ def _format_detail(detail: dict[str, Any]) -> list[str]:
         where = f"{error['stage']}: " if error.get("stage") else ""
         lines += ["", f"{where}{error['message']}", *([f"  {error['hint']}"] if error.get("hint") else [])]
     elif detail["state"] == "killed":
-        lines += ["", "the run's process was killed; resume the run with the same `tuneline run`"]
+        lines += ["", "the run's process was killed; to resume the run, run the same `tuneline run` command again"]
     lines += ["", f"cost: {format_costs(detail['cost'])}"]
     lines += [*([f"report: {detail['report']}"] if detail["report"] else [])]
     return [*lines, f"logs:   tuneline logs {detail['run']}   (in {detail['logs']})"]

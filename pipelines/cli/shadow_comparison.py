@@ -30,7 +30,7 @@ def compare_shadow_answers(
     ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare captured answers of a shadow model with the clients' answers, by their similarity to the corrections."""
+    """Compare captured answers of a shadow model with the answers that clients received, by their similarity to the corrections."""
     from pipelines.retraining import shadow_pairs
 
     if not feedback:
@@ -45,7 +45,7 @@ def compare_shadow_answers(
 def _format_comparisons(result: dict[str, Any]) -> list[str]:
     head = f"{result['shadow_answers']:,} captured shadow answers"
     if not result["comparisons"]:
-        return [f"{head}; no corrected answer has one"]
+        return [f"{head}; none belongs to a corrected answer"]
     columns = ("answered", "shadow", "corrected", "subjects", "difference", "interval", "evidence", "decision")
     rows = []
     for each in result["comparisons"]:

@@ -13,7 +13,7 @@ DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "
 SHARED = "Cluster that several models share"
 
 GpuOption = Annotated[
-    str, typer.Option("--gpu", help="GPU type, or TYPE:COUNT. Without COUNT, the smallest number that fits.")
+    str, typer.Option("--gpu", help="GPU type, or TYPE:COUNT. Default COUNT: the smallest number of GPUs that fits.")
 ]
 ModelOption = Annotated[
     str,
@@ -34,19 +34,19 @@ StackOption = Annotated[
 AdaptationOption = Annotated[
     str, typer.Option("--adaptation", help="full, lora, qlora, p_tuning, … Default: that of the recipe.")
 ]
-RankOption = Annotated[int | None, typer.Option("--rank", min=1, help="Rank of LoRA. Default: that of the recipe.")]
+RankOption = Annotated[int | None, typer.Option("--rank", min=1, help="LoRA rank. Default: that of the recipe.")]
 ObjectiveOption = Annotated[
     str, typer.Option("--objective", help="sft, dpo, kto, orpo, simpo or grpo. Default: that of the recipe.")
 ]
 DatasetOption = Annotated[
     Path | None,
-    typer.Option("--dataset", help="Dataset artifact, whose tokens are counted.", rich_help_panel=DATA),
+    typer.Option("--dataset", help="Dataset artifact in which tokens are counted.", rich_help_panel=DATA),
 ]
 TokensOption = Annotated[
-    float | None, typer.Option("--tokens", min=1, max=1e18, help="Tokens of one epoch.", rich_help_panel=DATA)
+    float | None, typer.Option("--tokens", min=1, max=1e18, help="Number of tokens per epoch.", rich_help_panel=DATA)
 ]
 RowsOption = Annotated[
-    int | None, typer.Option("--rows", min=1, max=10**15, help="Training rows.", rich_help_panel=DATA)
+    int | None, typer.Option("--rows", min=1, max=10**15, help="Number of training rows.", rich_help_panel=DATA)
 ]
 MeanLengthOption = Annotated[
     float | None,
@@ -54,23 +54,30 @@ MeanLengthOption = Annotated[
         "--mean-length",
         min=1,
         max=1e9,
-        help="Mean tokens per row, or per answer of a pair with its prompt. Default: --length.",
+        help="Mean number of tokens per row; for a pair, per answer with its prompt. Default: --length.",
         rich_help_panel=DATA,
     ),
 ]
 EpochsOption = Annotated[
-    float | None, typer.Option("--epochs", min=0.001, max=1e6, help="Epochs. Default: recipe.", rich_help_panel=DATA)
+    float | None,
+    typer.Option(
+        "--epochs", min=0.001, max=1e6, help="Number of epochs. Default: that of the recipe.", rich_help_panel=DATA
+    ),
 ]
 LengthOption = Annotated[
     int | None,
-    typer.Option("--length", min=8, max=10**9, help="Longest row in tokens. Default: 2048.", rich_help_panel=DATA),
+    typer.Option(
+        "--length", min=8, max=10**9, help="Length of the longest row in tokens. Default: 2048.", rich_help_panel=DATA
+    ),
 ]
 PackingOption = Annotated[
     bool | None, typer.Option("--packing/--no-packing", help="Pack rows up to --length.", rich_help_panel=DATA)
 ]
 MicroBatchOption = Annotated[
     int | None,
-    typer.Option("--micro-batch", min=1, help="Rows per GPU and pass. Default: as fits.", rich_help_panel=PLACE),
+    typer.Option(
+        "--micro-batch", min=1, help="Rows per GPU and pass. Default: the number that fits.", rich_help_panel=PLACE
+    ),
 ]
 GlobalBatchOption = Annotated[
     int | None, typer.Option("--global-batch", min=1, help="Rows per optimizer step.", rich_help_panel=PLACE)
@@ -81,32 +88,52 @@ RecomputationOption = Annotated[
 ]
 StageOption = Annotated[
     int | None,
-    typer.Option("--zero-stage", min=0, max=3, help="ZeRO stage; FSDP is 3.", rich_help_panel=PLACE),
+    typer.Option("--zero-stage", min=0, max=3, help="ZeRO stage; FSDP is stage 3.", rich_help_panel=PLACE),
 ]
-TensorOption = Annotated[int, typer.Option("--tensor", min=1, help="Tensor parallelism.", rich_help_panel=PLACE)]
-PipelineOption = Annotated[int, typer.Option("--pipeline", min=1, help="Pipeline parallelism.", rich_help_panel=PLACE)]
-ContextOption = Annotated[int, typer.Option("--context", min=1, help="Context parallelism.", rich_help_panel=PLACE)]
+TensorOption = Annotated[
+    int, typer.Option("--tensor", min=1, help="Degree of tensor parallelism.", rich_help_panel=PLACE)
+]
+PipelineOption = Annotated[
+    int, typer.Option("--pipeline", min=1, help="Degree of pipeline parallelism.", rich_help_panel=PLACE)
+]
+ContextOption = Annotated[
+    int, typer.Option("--context", min=1, help="Degree of context parallelism.", rich_help_panel=PLACE)
+]
 OffloadOption = Annotated[
     str,
-    typer.Option("--offload", help="Keep on the host: optimizer, or all states.", rich_help_panel=PLACE),
+    typer.Option("--offload", help="States to offload to the host: optimizer, or all.", rich_help_panel=PLACE),
 ]
 GenerationShareOption = Annotated[
     float,
     typer.Option(
-        "--generation-share", min=0, max=0.99, help="Share of the time that grpo generates.", rich_help_panel=PLACE
+        "--generation-share",
+        min=0,
+        max=0.99,
+        help="Share of the time in which grpo generates answers.",
+        rich_help_panel=PLACE,
     ),
 ]
 DeadlineHoursOption = Annotated[
     float | None,
-    typer.Option("--deadline-hours", min=0.01, max=1e6, help="Typical time allowed, in hours.", rich_help_panel=PLACE),
+    typer.Option(
+        "--deadline-hours",
+        min=0.01,
+        max=1e6,
+        help="Maximum duration of the typical case, in hours.",
+        rich_help_panel=PLACE,
+    ),
 ]
 ModelsOption = Annotated[
-    int, typer.Option("--models", min=1, help="Models trained at the same time.", rich_help_panel=PLACE)
+    int, typer.Option("--models", min=1, help="Number of models trained at the same time.", rich_help_panel=PLACE)
 ]
 ConcurrencyOption = Annotated[
     int | None,
     typer.Option(
-        "--concurrency", min=1, max=10**9, help="Concurrent requests to size serving for.", rich_help_panel=SERVING
+        "--concurrency",
+        min=1,
+        max=10**9,
+        help="Number of concurrent requests to size serving for.",
+        rich_help_panel=SERVING,
     ),
 ]
 InputTokensOption = Annotated[
@@ -116,31 +143,43 @@ OutputTokensOption = Annotated[
     int, typer.Option("--output-tokens", min=1, help="Tokens per answer.", rich_help_panel=SERVING)
 ]
 WeightsPrecisionOption = Annotated[
-    str, typer.Option("--weights-precision", help="bf16, fp8 or int4.", rich_help_panel=SERVING)
+    str,
+    typer.Option(
+        "--weights-precision", help="Precision of the served weights: bf16, fp8 or int4.", rich_help_panel=SERVING
+    ),
 ]
 CachePrecisionOption = Annotated[
-    str, typer.Option("--cache-precision", help="KV cache: bf16 or fp8.", rich_help_panel=SERVING)
+    str, typer.Option("--cache-precision", help="Precision of the KV cache: bf16 or fp8.", rich_help_panel=SERVING)
 ]
-RawOption = Annotated[str, typer.Option("--raw", help="Raw data of one model, such as 200GB.", rich_help_panel=STORAGE)]
+RawOption = Annotated[
+    str, typer.Option("--raw", help="Size of the raw data of one model, such as 200GB.", rich_help_panel=STORAGE)
+]
 VersionsOption = Annotated[
-    int, typer.Option("--versions", min=1, help="Dataset and model versions kept.", rich_help_panel=STORAGE)
+    int, typer.Option("--versions", min=1, help="Number of dataset and model versions kept.", rich_help_panel=STORAGE)
 ]
 CheckpointsOption = Annotated[
-    int, typer.Option("--checkpoints", min=1, help="Checkpoints kept per training.", rich_help_panel=STORAGE)
+    int,
+    typer.Option("--checkpoints", min=1, help="Number of checkpoints kept per training run.", rich_help_panel=STORAGE),
 ]
 CheckpointMinutesOption = Annotated[
     float,
-    typer.Option("--checkpoint-minutes", min=1, max=1e6, help="Minutes between checkpoints.", rich_help_panel=STORAGE),
+    typer.Option(
+        "--checkpoint-minutes", min=1, max=1e6, help="Checkpoint interval in minutes.", rich_help_panel=STORAGE
+    ),
 ]
 StallBudgetOption = Annotated[
     float,
     typer.Option(
-        "--stall-budget", min=0.001, max=0.5, help="Share of the time for checkpoints.", rich_help_panel=STORAGE
+        "--stall-budget",
+        min=0.001,
+        max=0.5,
+        help="Maximum share of the time spent on checkpoints.",
+        rich_help_panel=STORAGE,
     ),
 ]
 WriteRateOption = Annotated[
     str,
-    typer.Option("--write-rate", help="Write rate per second of the storage, such as 2GB.", rich_help_panel=STORAGE),
+    typer.Option("--write-rate", help="Write rate of the storage per second, such as 2GB.", rich_help_panel=STORAGE),
 ]
 GpuHourPriceOption = Annotated[
     float | None, typer.Option("--gpu-hour-price", min=0, max=1e9, help="Price of a GPU-hour.", rich_help_panel=MONEY)
@@ -149,7 +188,8 @@ KwhPriceOption = Annotated[
     float | None, typer.Option("--kwh-price", min=0, max=1e9, help="Price of a kWh.", rich_help_panel=MONEY)
 ]
 PueOption = Annotated[
-    float, typer.Option("--pue", min=1, max=10, help="Power usage effectiveness.", rich_help_panel=MONEY)
+    float,
+    typer.Option("--pue", min=1, max=10, help="Power usage effectiveness of the data center.", rich_help_panel=MONEY),
 ]
 DemandOption = Annotated[
     list[str],
@@ -166,7 +206,7 @@ NodesOption = Annotated[
         "--nodes",
         min=1,
         max=512,
-        help="Nodes of the cluster. Default: the smallest number that meets --max-wait-hours.",
+        help="Number of nodes. Default: the smallest number that meets --max-wait-hours.",
         rich_help_panel=SHARED,
     ),
 ]
@@ -176,7 +216,7 @@ MaxWaitHoursOption = Annotated[
         "--max-wait-hours",
         min=0,
         max=1e4,
-        help="Hours that 9 of 10 customizations may wait for GPUs.",
+        help="Maximum P90 wait for GPUs, in hours.",
         rich_help_panel=SHARED,
     ),
 ]
@@ -186,7 +226,7 @@ TeamsOption = Annotated[
         "--teams",
         min=0,
         max=1000,
-        help="Teams that always have one customization in progress, for the capacity per week. 0: enough to use every GPU.",
+        help="Number of teams for the capacity per week; each team always has one customization in progress. 0: enough teams to use every GPU.",
         rich_help_panel=SHARED,
     ),
 ]
@@ -196,22 +236,22 @@ QueueOption = Annotated[
 ]
 ReadRateOption = Annotated[
     str,
-    typer.Option("--read-rate", help="Read rate per second of the storage, such as 4GB.", rich_help_panel=SHARED),
+    typer.Option("--read-rate", help="Read rate of the storage per second, such as 4GB.", rich_help_panel=SHARED),
 ]
 StorageNodeOption = Annotated[
     str,
-    typer.Option("--storage-node", help="PowerScale node to count: f210.", rich_help_panel=SHARED),
+    typer.Option("--storage-node", help="Type of PowerScale node to count: f210.", rich_help_panel=SHARED),
 ]
 StorageNodeRateOption = Annotated[
     str,
     typer.Option(
         "--storage-node-rate",
-        help="Measured rate per second of a storage node, such as 2GB. Default: its ports.",
+        help="Measured rate of a storage node per second, such as 2GB. Default: the rate of its ports.",
         rich_help_panel=SHARED,
     ),
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, help="Seed of arrivals and durations.", rich_help_panel=SHARED)
+    int, typer.Option("--seed", min=0, help="Seed of the simulated arrivals and durations.", rich_help_panel=SHARED)
 ]
 ReportOption = Annotated[
     Path | None,

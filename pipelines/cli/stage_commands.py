@@ -43,17 +43,17 @@ def curate(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Files, globs or folders of raw text; demo:python-docs for the demo dataset. Settings of data_curation.sources "
-            "with the same path apply. Default: data_curation.sources of the configuration."
+            help="Files, globs or folders of raw text, or demo:python-docs for the demo dataset. Settings in "
+            "data_curation.sources for the same path apply. Default: data_curation.sources of the configuration."
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Output folder.")] = None,
     preview: Annotated[
         bool,
-        typer.Option("--preview", help="Show the first rows of each source as they would be read, and write nothing."),
+        typer.Option("--preview", help="Show the first rows of each source as curation reads them, and write nothing."),
     ] = False,
     preview_rows: Annotated[
-        int, typer.Option("--rows", min=1, help="Number of records of each source in the preview.")
+        int, typer.Option("--rows", min=1, help="Number of records per source in the preview.")
     ] = 3,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
@@ -66,7 +66,7 @@ def curate(
     if not sources and config is None and not sets:
         raise UsageError("Missing argument 'sources'", hint="Give files, globs or folders, or a configuration with -c.")
     if output is None and not preview:
-        raise UsageError("Missing option '-o' / '--output'", hint="Give the output folder with -o, or --preview.")
+        raise UsageError("Missing option '-o' / '--output'", hint="Give the output folder with -o, or add --preview.")
     from pipelines.cli.source_preview import print_preview
     from pipelines.runs import single_stages
     from pipelines.runs.run_summary import format_evaluation_sets, format_unreadable
@@ -103,7 +103,7 @@ def finetune(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Tune the base model on a dataset. After an interruption, the same command resumes from the last checkpoint."""
+    """Tune the base model on a dataset. After an interruption, run the same command again to resume from the last checkpoint."""
     customization, settings = load_config(config, sets), load_launcher(platform, launcher)
     from pipelines.runs import single_stages
 
@@ -121,7 +121,7 @@ def finetune(
 @app.command()
 def evaluate(
     model: ModelArgument,
-    dataset: Annotated[Path, typer.Option("--dataset", help="Dataset that contains the test split.")],
+    dataset: Annotated[Path, typer.Option("--dataset", help="Dataset with the test split.")],
     output: OutputOption,
     incumbent: Annotated[
         str,
@@ -158,7 +158,7 @@ def package(
         typer.Option(
             "--adapter",
             metavar="NAME=MODEL_DIR",
-            help="Additional adapter of the same base model; vllm only. Repeatable.",
+            help="Additional adapter of the same base model, for the vllm backend only. Repeatable.",
         ),
     ] = [],  # noqa: B006
     config: ConfigOption = None,
@@ -199,7 +199,7 @@ def serve(
         typer.Option(
             "--trust",
             readable=False,
-            help="Serve only a repository with a signature of this key: a file as in `tuneline verify`. Repeatable.",
+            help="Serve the repository only if it is signed by this key; same file formats as `tuneline verify --trust`. Repeatable.",
         ),
     ] = [],  # noqa: B006
     as_json: JsonOption = False,
@@ -227,7 +227,7 @@ def serve(
     ):
         reporters.close_reporter(reporter)
         lines = [
-            f"ready on {served.openai_url} (model {served.models[0]}); stop it with Ctrl-C",
+            f"ready at {served.openai_url} (model {served.models[0]}); press Ctrl-C to stop",
             f"chat page: {served.url}/chat",
         ]
         print_result(served.as_dict(), as_json, lines)

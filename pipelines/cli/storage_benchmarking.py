@@ -34,7 +34,7 @@ def storage_benchmark(
             "--accelerators",
             min=0,
             max=4096,
-            help="Accelerators to emulate. If they wait for reads, the largest number that passes is searched. 0: none.",
+            help="Number of accelerators to emulate. If they wait for reads, the benchmark searches for the largest number that passes. 0: none.",
             rich_help_panel=TRAINING,
         ),
     ] = 0,
@@ -42,18 +42,21 @@ def storage_benchmark(
         str,
         typer.Option(
             "--workload",
-            help="text, images, or a YAML file with the keys of DLIO.",
+            help="Workload: text, images, or a YAML file with the keys of DLIO.",
             rich_help_panel=TRAINING,
         ),
     ] = "text",
     size: Annotated[
         str,
         typer.Option(
-            "--size", help="Size of the dataset, such as 100GB. Default: of the workload.", rich_help_panel=TRAINING
+            "--size",
+            help="Size of the dataset, such as 100GB. Default: that of the workload.",
+            rich_help_panel=TRAINING,
         ),
     ] = "",
     fio: Annotated[
-        bool, typer.Option("--fio", help="Compare the utilization with that of fio.", rich_help_panel=TRAINING)
+        bool,
+        typer.Option("--fio", help="Also measure the utilization with fio, for comparison.", rich_help_panel=TRAINING),
     ] = False,
     checkpoint: Annotated[
         str,
@@ -65,28 +68,37 @@ def storage_benchmark(
         ),
     ] = "",
     ranks: Annotated[
-        int, typer.Option("--ranks", min=1, max=4096, help="Ranks that write a checkpoint.", rich_help_panel=TEAMS)
+        int,
+        typer.Option(
+            "--ranks", min=1, max=4096, help="Number of ranks that write a checkpoint.", rich_help_panel=TEAMS
+        ),
     ] = 8,
     readers: Annotated[
         int,
         typer.Option(
-            "--readers", min=0, max=4096, help="Readers of small files, as in curation. 0: none.", rich_help_panel=TEAMS
+            "--readers",
+            min=0,
+            max=4096,
+            help="Number of readers of small files, as in curation. 0: none.",
+            rich_help_panel=TEAMS,
         ),
     ] = 0,
     small_files: Annotated[
         int,
-        typer.Option("--small-files", min=1, help="Files of 32 KiB that the readers read.", rich_help_panel=TEAMS),
+        typer.Option(
+            "--small-files", min=1, help="Number of files of 32 KiB that the readers read.", rich_help_panel=TEAMS
+        ),
     ] = 2000,
     mix: Annotated[
         bool,
         typer.Option(
             "--mix",
-            help="Also measure all teams at the same time. Requires --accelerators, --checkpoint and --readers.",
+            help="Also measure all phases at the same time. Requires --accelerators, --checkpoint and --readers.",
             rich_help_panel=TEAMS,
         ),
     ] = False,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=86_400, help="Duration of each timed measurement.")
+        float, typer.Option("--seconds", min=0.1, max=86_400, help="Duration of each timed measurement in seconds.")
     ] = 30.0,
     buffered: Annotated[
         bool, typer.Option("--buffered", help="Read through the page cache. Default: direct I/O, if it is supported.")
@@ -96,7 +108,7 @@ def storage_benchmark(
         typer.Option(
             "--requirement",
             readable=False,
-            help="Output of `tuneline size --json`, whose rates are required.",
+            help="Output of `tuneline size --json` with the required rates.",
             rich_help_panel=VERDICT,
         ),
     ] = None,
@@ -112,7 +124,7 @@ def storage_benchmark(
         str,
         typer.Option(
             "--group",
-            help="Name of the group of hosts, equal on all. Default: this host only.",
+            help="Name of the group of hosts, the same on all hosts. Default: this host only.",
             rich_help_panel=HOSTS,
         ),
     ] = "",
@@ -140,11 +152,11 @@ def storage_benchmark(
         typer.Option("-o", "--output", help="Folder for report.html and benchmark.json. Default: no files."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be written, and how long it would take.")
+        bool, typer.Option("--dry-run", help="Print the files that would be written and the estimated duration.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Emulate the load of AI teams on a storage, and report how many accelerators it feeds, and its rates."""
+    """Emulate the load of AI teams on a storage system, and report its rates and the number of accelerators that it can feed."""
     from components.common.artifacts.artifact_folder import write_atomically
     from components.common.artifacts.output_paths import check_folder
     from pipelines.operations.storage_benchmark import benchmark_session, fio_check, phases, result_report, workloads
@@ -152,9 +164,12 @@ def storage_benchmark(
     from pipelines.planning.sizing_input import parse_bytes
 
     if not (accelerators or checkpoint or readers):
-        raise UsageError("there is nothing to measure", hint="Give --accelerators, --checkpoint or --readers.")
+        raise UsageError("no measurement is selected", hint="Give --accelerators, --checkpoint or --readers.")
     if mix and not (accelerators and checkpoint and readers):
-        raise UsageError("--mix requires all teams", hint="Give --accelerators, --checkpoint and --readers.")
+        raise UsageError(
+            "--mix requires --accelerators, --checkpoint and --readers",
+            hint="Give --accelerators, --checkpoint and --readers.",
+        )
     chosen = workloads.find_workload(workload)
     if dataset_bytes := parse_bytes("--size", size):
         chosen = chosen.resize(dataset_bytes)
@@ -228,7 +243,7 @@ def resolve_membership(group: str, hosts: int | None, rank: int | None, wait_sec
     if hosts is None or rank is None or rank >= hosts:
         raise UsageError(
             f"--group requires a rank below the number of hosts; rank: {_format(rank)}, hosts: {_format(hosts)}",
-            hint="Pass --hosts, and --rank from 0 on; srun sets both, and an Indexed Job the rank.",
+            hint="Pass --hosts, and --rank from 0 upwards. srun sets both; an Indexed Job sets the rank.",
         )
     return Membership(group, hosts, rank, wait_seconds)
 

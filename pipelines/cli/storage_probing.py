@@ -34,7 +34,7 @@ def storage_probe(
         str,
         typer.Option(
             "--pair",
-            help="Name of the pair of hosts, equal on both. Default: probe from two processes on this host.",
+            help="Name of the pair of hosts, the same on both. Default: probe from two processes on this host.",
         ),
     ] = "",
     rank: Annotated[
@@ -53,7 +53,7 @@ def storage_probe(
     visibility_timeout: Annotated[
         float | None,
         typer.Option(
-            "--patience", min=1, help="Visibility timeout for changes of the other host, in seconds. Default: 90."
+            "--patience", min=1, help="Timeout in seconds until changes of the other host are visible. Default: 90."
         ),
     ] = None,
     wait: Annotated[

@@ -63,7 +63,7 @@ TemplateOption = Annotated[
     list[str],
     typer.Option(
         "--template",
-        help="qa@1, multi-turn@1, preference@1, or the path of a template file; repeatable.",
+        help="Template: qa@1, multi-turn@1, preference@1, or the path of a template file. Repeatable.",
         rich_help_panel=ROWS,
     ),
 ]
@@ -71,16 +71,28 @@ RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Number of rows."
 PerPassageOption = Annotated[
     int,
     typer.Option(
-        "--per-passage", min=1, max=1000, help="Maximum number of rows of a passage by template.", rich_help_panel=ROWS
+        "--per-passage", min=1, max=1000, help="Maximum number of rows per passage and template.", rich_help_panel=ROWS
     ),
 ]
 TemperatureOption = Annotated[
     float,
-    typer.Option("--temperature", min=0, max=2, help="Temperature of the answers; 0: greedy.", rich_help_panel=TEACHER),
+    typer.Option(
+        "--temperature",
+        min=0,
+        max=2,
+        help="Sampling temperature of the answers. 0: greedy decoding.",
+        rich_help_panel=TEACHER,
+    ),
 ]
 TopPOption = Annotated[
     float,
-    typer.Option("--top-p", min=0.01, max=1, help="Probability of the tokens to sample from.", rich_help_panel=TEACHER),
+    typer.Option(
+        "--top-p",
+        min=0.01,
+        max=1,
+        help="Cumulative probability of the tokens to sample from (top-p).",
+        rich_help_panel=TEACHER,
+    ),
 ]
 AnswerTokensOption = Annotated[
     int,
@@ -92,7 +104,7 @@ RepairsOption = Annotated[
         "--repairs",
         min=0,
         max=5,
-        help="Maximum number of requests to correct an answer with a wrong structure.",
+        help="Maximum number of requests to correct an answer with an invalid structure.",
         rich_help_panel=ROWS,
     ),
 ]
@@ -112,7 +124,7 @@ MaxDocumentShareOption = Annotated[
         "--max-document-share",
         min=0.001,
         max=1,
-        help="Maximum share of one document in the rows; at least an equal share is allowed.",
+        help="Maximum share of rows from one document; an equal share is always allowed.",
         rich_help_panel=ROWS,
     ),
 ]
@@ -121,7 +133,7 @@ JudgeOption = Annotated[
     typer.Option(
         "--judge",
         metavar="URL_OR_MODEL",
-        help="Model that rates the rows from 1 to 10; accepts the values of --teacher. Default: no judge.",
+        help="Model that rates the rows from 1 to 10; same values as --teacher. Default: no judge.",
         rich_help_panel=JUDGE,
     ),
 ]
@@ -138,7 +150,7 @@ JudgeKeyOption = Annotated[
     ),
 ]
 MinScoreOption = Annotated[
-    int, typer.Option("--min-score", min=1, max=10, help="Minimum score of a row.", rich_help_panel=JUDGE)
+    int, typer.Option("--min-score", min=1, max=10, help="Minimum score of an accepted row.", rich_help_panel=JUDGE)
 ]
 ConcurrencyOption = Annotated[
     int,
@@ -162,37 +174,37 @@ RetriesOption = Annotated[
 ]
 MaxCostOption = Annotated[
     float | None,
-    typer.Option("--max-cost", min=0, max=1e9, help="Limit of the cost. Requires a price.", rich_help_panel=LIMITS),
+    typer.Option("--max-cost", min=0, max=1e9, help="Maximum cost. Requires a price.", rich_help_panel=LIMITS),
 ]
 MaxTokensOption = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=1, help="Limit of all tokens of prompts and answers.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--max-tokens", min=1, help="Maximum number of tokens of all prompts and answers.", rich_help_panel=LIMITS
+    ),
 ]
 InputPriceOption = Annotated[
     float,
-    typer.Option("--input-price", min=0, max=1e9, help="Price of a million tokens of prompts.", rich_help_panel=LIMITS),
+    typer.Option("--input-price", min=0, max=1e9, help="Price per million prompt tokens.", rich_help_panel=LIMITS),
 ]
 OutputPriceOption = Annotated[
     float,
-    typer.Option(
-        "--output-price", min=0, max=1e9, help="Price of a million tokens of answers.", rich_help_panel=LIMITS
-    ),
+    typer.Option("--output-price", min=0, max=1e9, help="Price per million answer tokens.", rich_help_panel=LIMITS),
 ]
 DryRunOption = Annotated[
     bool,
-    typer.Option("--dry-run", help="Estimate requests, tokens and cost, and send no request.", rich_help_panel=LIMITS),
+    typer.Option("--dry-run", help="Estimate requests, tokens and cost, and send no requests.", rich_help_panel=LIMITS),
 ]
 ProbeOption = Annotated[
     int,
     typer.Option(
         "--probe",
         min=0,
-        help="With --dry-run: ask for this number of rows to measure yield and time. The run uses their answers.",
+        help="With --dry-run: request this number of rows to measure yield and time. A later run reuses the answers.",
         rich_help_panel=LIMITS,
     ),
 ]
 OverwriteRowsOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the rows in the output folder; its answers are used again.")
+    bool, typer.Option("--overwrite", help="Replace the rows in the output folder; stored answers are reused.")
 ]
 
 
@@ -240,9 +252,9 @@ def synthesize(
             "--max-cost requires a price", hint="Add --input-price and --output-price, or use --max-tokens."
         )
     if probe and not dry_run:
-        raise UsageError("--probe requires --dry-run", hint="Add --dry-run, or leave --probe out.")
+        raise UsageError("--probe requires --dry-run", hint="Add --dry-run, or omit --probe.")
     if (judge_model or judge_key) and not judge:
-        raise UsageError("--judge-model and --judge-key require --judge", hint="Name the judge with --judge.")
+        raise UsageError("--judge-model and --judge-key require --judge", hint="Set the judge with --judge.")
     customization = load_config(config, sets)
     if not sources and config is None and not sets:
         raise UsageError("Missing argument 'sources'", hint="Give documents, or a configuration with -c.")
@@ -290,8 +302,8 @@ def _format_estimate(estimate: dict[str, Any], budget: TeacherBudget) -> list[st
     lines = [
         f"{estimate['rows']:,} rows, yield {estimate['yield']:.0%} ({estimate['basis']}); "
         f"passages: {estimate['passages']:,}, documents: {estimate['documents']:,}",
-        f"{estimate['requests']:,} requests, {estimate['input_tokens']:,} tokens of prompts, "
-        f"{estimate['output_tokens']:,} of answers",
+        f"{estimate['requests']:,} requests, {estimate['input_tokens']:,} prompt tokens, "
+        f"{estimate['output_tokens']:,} answer tokens",
         "time: " + (f"{seconds:,.0f} seconds" if seconds is not None else "not measured; add --probe 20"),
     ]
     if budget.input_price or budget.output_price:
@@ -304,7 +316,7 @@ def _format_result(result: dict[str, Any], output: Path) -> list[str]:
     rejected = ", ".join(f"{count} {reason}" for reason, count in counts["rejected"].items()) or "none"
     lines = [
         f"{counts['accepted']:,} of {counts['requested']:,} rows, yield {result['yield']:.0%}; rejected: {rejected}",
-        f"{result['requests']:,} requests, {tokens['input']:,} tokens of prompts, {tokens['output']:,} of answers, "
+        f"{result['requests']:,} requests, {tokens['input']:,} prompt tokens, {tokens['output']:,} answer tokens, "
         f"cost {result['cost']:,.4g}",
     ]
     lines += [result["note"]] if result["note"] else []

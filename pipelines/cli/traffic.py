@@ -20,7 +20,7 @@ app.add_typer(routes_app, name="routes")
 
 @routes_app.command("show")
 def show_routes(routes: RoutingFileOption = Path("routes.yaml"), as_json: JsonOption = False) -> None:
-    """Show the routes of a file, and the targets that lost their traffic."""
+    """Show the routes of a file, and the targets that no longer receive traffic after an abort."""
     from pipelines.gateway import traffic_routing
     from pipelines.gateway.traffic_routes import read_routes
 
@@ -44,14 +44,17 @@ def set_route(
     name: Annotated[str, typer.Argument(help="Name that clients request.")],
     targets: Annotated[
         list[str],
-        typer.Option("--target", help="MODEL=WEIGHT; repeatable. The first is stable, the others are canaries."),
+        typer.Option(
+            "--target",
+            help="Target and its weight. Repeatable. The first target is the stable version, the others are canaries.",
+        ),
     ],
     sticky: Annotated[
         str,
-        typer.Option("--sticky", help="Subject that always gets the same target: none, key, user or 'header NAME'."),
+        typer.Option("--sticky", help="Identity that always gets the same target: none, key, user or 'header NAME'."),
     ] = "none",
     shadow: Annotated[
-        str, typer.Option("--shadow", help="MODEL=SHARE: copy this share of the requests to a model.")
+        str, typer.Option("--shadow", help="Model and the share of requests to copy to it, as MODEL=SHARE.")
     ] = "",
     can_abort: Annotated[
         bool,
@@ -68,7 +71,7 @@ def set_route(
     routes: RoutingFileOption = Path("routes.yaml"),
     as_json: JsonOption = False,
 ) -> None:
-    """Set the route of a name. The gateway reads a changed file within two seconds; an earlier abort ends."""
+    """Set the route of a name. The gateway reloads a changed file within two seconds. An earlier abort is cleared."""
     from pipelines.gateway import traffic_routes, traffic_routing
 
     settings = {
@@ -93,7 +96,7 @@ def clear_routes(
     routes: RoutingFileOption = Path("routes.yaml"),
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a route, or all: each model then answers to its own name only."""
+    """Remove one route or all routes. Each model then answers only to its own name."""
     from pipelines.gateway import traffic_routes
 
     removed = traffic_routes.clear_routes(routes, name)

@@ -45,8 +45,8 @@ def check_traffic_drift(
         typer.Option(
             "--reference",
             metavar="DATASET_OR_REV",
-            help="Dataset folder, or revision of the data repository. With --reference-days, the dataset is compared "
-            "beside the days, without effect on the alarm.",
+            help="Dataset folder, or revision of the data repository. With --reference-days, the dataset is an "
+            "additional comparison without effect on the alarm.",
         ),
     ] = "",
     reference_days: Annotated[
@@ -77,7 +77,7 @@ def check_traffic_drift(
         str,
         typer.Option(
             "--embeddings",
-            help="input: mean of the input embeddings, without a forward pass. hidden_states: of an encoder.",
+            help="input: mean of the input embeddings, without a forward pass. hidden_states: hidden states of an encoder.",
         ),
     ] = "input",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the permutations and samples.")] = 0,
@@ -85,7 +85,7 @@ def check_traffic_drift(
         Path | None, typer.Option("-o", "--output", help="Folder of the report. Default: no report is written.")
     ] = None,
     metrics: Annotated[
-        Path | None, typer.Option("--metrics", help="Prometheus text file for node_exporter. Default: not written.")
+        Path | None, typer.Option("--metrics", help="Prometheus text file for node_exporter. Default: none.")
     ] = None,
     log_to_mlflow: Annotated[
         bool, typer.Option("--mlflow", help="Log e-values and p-values to an MLflow run.")
@@ -97,7 +97,7 @@ def check_traffic_drift(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Check whether captured prompts have changed: tests of each window, and an alarm over all windows."""
+    """Check whether captured prompts have changed, with a test of each window and an alarm over all windows."""
     from pipelines.capture import row_selection, traffic_files
     from pipelines.drift import captured_prompts, drift_check, drift_inputs, drift_outputs, embedding_source
 

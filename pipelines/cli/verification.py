@@ -41,7 +41,7 @@ def keygen(output: OutputOption = Path("keys"), as_json: JsonOption = False) -> 
 
 @signing_app.command()
 def show(as_json: JsonOption = False) -> None:
-    """Check the signer of this process, and print the ID and the public key, or the identity that Sigstore certifies.
+    """Check the signer of this process, and print its ID and public key, or the identity that Sigstore certifies.
 
     For a key, the output without --json is a public key file for --trust.
     """
@@ -86,7 +86,7 @@ def verify(
 ) -> None:
     """Verify signatures, attestations, evaluation, promotion and history of a version. Exit with status 1 if any fails.
 
-    A bundle contains no weights: its files are hashed only if the workdir's store has the artifacts.
+    A bundle contains no weights; files are hashed only if the workdir's store has the artifacts.
     """
     from components.model_registry import provenance_bundle, signature_checks, trust_root
 
@@ -138,7 +138,9 @@ def _format_verification(result: Verification) -> list[str]:
     if forced:
         lines.append(f"! PROMOTED BY FORCE by {forced.by} in entry {forced.entry}, despite: {forced.objections}")
         if not forced.overrules:
-            lines.append("! it overrules no verdict: it has no valid signature, or is about another evaluation")
+            lines.append(
+                "! it does not override the verdict: it has no valid signature, or refers to another evaluation"
+            )
         lines.append(f"! reason of the forced promotion: {forced.reason}")
     title = f"{result.name}{f'@{result.alias}' if result.alias else ''}, version {result.version}"
     verdict = f"verified {len(result.artifacts)} artifacts and {result.entries} history entries"

@@ -140,7 +140,7 @@ def _render_rows(explanation: Explanation) -> str:
                 f"{origin}, row {described['id']}" + (" (its subject was erased)" if described["erased"] else ""),
             )
         )
-    head = ("row", "score", "random rows as high", "shared words", "source")
+    head = ("row", "score", "share of random rows as high", "shared words", "source")
     agreement = (
         "" if influence.agreement is None else f" Rank correlation with the shared words: {influence.agreement:.2f}."
     )

@@ -245,7 +245,7 @@ def test_compiling_without_a_platform_warns_about_the_volume(tmp_path: Path) -> 
         "`tuneline init` writes a commented platform.yaml\n"
     )
     assert process.stdout.startswith(
-        "wrote pipeline.yaml; run it: tuneline submit -f pipeline.yaml --endpoint URL --experiment NAME"
+        "wrote pipeline.yaml; run it with: tuneline submit -f pipeline.yaml --endpoint URL --experiment NAME"
     )
 
 

@@ -328,7 +328,7 @@ def test_model_with_a_wrong_seed_differs_tensor_by_tensor(
     )
     assert f"dataset  {recorded_model.dataset.sha256[:12]} equal  taken from its revision" in out
     assert out.rstrip().endswith(
-        "lying version 1 is not reproduced: the model differs from the recorded, and no difference of the environment explains it; "
+        "lying version 1 is not reproduced: the model differs from the recorded, and no difference in the environment explains this; "
         "the records may not match the original training."
     )
 
@@ -357,7 +357,7 @@ def test_dry_run_reports_version_differences_and_writes_nothing(
     out = capsys.readouterr().out
     assert re.search(rf"torch +{re.escape(packages['torch'])} +0\.1 +may change the model", out)
     assert out.endswith(
-        "would be curated again: all raw files are unchanged\nmodel    would be trained again, seed 1\nNothing was done.\n"
+        "would be curated again: all raw files are unchanged\nmodel    would be trained again, seed 1\nNothing was run.\n"
     )
     assert training_threads == []
     assert digest_files(recorded_model.work.root) == before

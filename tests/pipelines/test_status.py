@@ -175,7 +175,7 @@ def test_killed_run_shows_how_to_resume(tmp_path: Path) -> None:
         file.write('{"time": 12, "stage": "fine_tu')  # torn by the kill
     assert run_status.list_stages(run, run.state)[-1]["state"] == "stopped"
     assert (
-        "resume the run with the same `tuneline run`"
+        "to resume the run, run the same `tuneline run` command again"
         in run_in_process("status", "a", "--workdir", "wd", cwd=tmp_path).stdout
     )
 
@@ -246,7 +246,7 @@ def test_unknown_stage_is_refused_with_the_existing_ones(tmp_path: Path) -> None
         assert error["hint"] == "Choose one of these stages, or omit the stage to show all logs."
     error = refusal(2, "logs", "a", "--follow", "--workdir", "wd", cwd=tmp_path)
     assert error["message"] == "--follow cannot be combined with --json, which prints one object"
-    assert error["hint"] == "Leave out --follow or --json."
+    assert error["hint"] == "Omit --follow or --json."
 
 
 def test_run_log_is_listed_if_no_stage_has_a_log(tmp_path: Path) -> None:

@@ -79,13 +79,13 @@ def test_traffic_is_compacted_exported_erased_and_expired(home: Path) -> None:
 
 def test_status_and_erasure_are_readable(home: Path) -> None:
     status = run_in_process("traffic", "status", "--requests-per-day", 100000, cwd=home).stdout
-    assert "echo: 100,000 requests a day need" in status
+    assert "echo: 100,000 requests per day need" in status
     assert "measured" in status
     traffic.write_capture_file(home, models={"echo": {"legal_hold": True}})
     result = run_in_process("traffic", "erase", "--subject", "jane", cwd=home)
     assert result.returncode == 1
     assert "echo is under a legal hold: its rows remain" in result.stdout
-    assert "is not finished: repeat it" in run_in_process("traffic", "status", cwd=home).stdout
+    assert "is not finished: run it again" in run_in_process("traffic", "status", cwd=home).stdout
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def test_recorded_dataset_is_found_or_reported_missing(
         (
             ("--messages", "role.json"),
             1,
-            "--messages: role.json: message 1 is no message with a role (system, developer, user, assistant, tool) and a "
-            "text as content",
+            "--messages: role.json: message 1 is not a message with a role (system, developer, user, assistant, tool) and a "
+            "text content",
         ),
         (
             ("--messages", "answer.json"),

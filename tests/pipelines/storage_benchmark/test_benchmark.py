@@ -268,8 +268,8 @@ def test_rates_that_size_asks_for_are_the_requirement(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is nothing to measure"),
-        (["--accelerators", "1", "--mix"], "--mix requires all teams"),
+        ([], "no measurement is selected"),
+        (["--accelerators", "1", "--mix"], "--mix requires --accelerators, --checkpoint and --readers"),
         (["--checkpoint", "0"], "--checkpoint '0' is not between 1,000,000 and"),
     ],
 )
