@@ -109,13 +109,15 @@ def _erase_from_recorded(
         return
     is_parent_known = folder.parent.exists() and _identify(folder.parent) == content.get("parent")
     if not folder.exists() and not is_parent_known:  # moved, or on a disk that is not mounted here
-        result.not_searched.append(f"the export {folder} is not here; mount its disk, or delete {shown}")
+        result.not_searched.append(
+            f"the export {folder} does not exist on this machine; mount its disk, or delete {shown}"
+        )
         return
     prefix = f".{folder.name}"
     job_folders.remove_abandoned_folders(folder.parent, prefix)
     drafts = sorted(folder.parent.glob(f"{prefix}.*.*.*"))  # of a process killed on another machine
     result.not_searched += [
-        f"{draft} may belong to a running export; repeat the command in an hour" for draft in drafts
+        f"{draft} may belong to a running export; run the command again in an hour" for draft in drafts
     ]
     if folder.exists():
         _erase_from_folder(folder, should_erase, result)

@@ -125,9 +125,9 @@ def find_row(settings: CaptureSettings, answer_id: str, feedback: Feedback) -> d
         if row["response"]["id"] == answer_id:
             return {**_summarize(row, feedback), **row, "feedback": feedback.get(answer_id)}
     raise InputError(
-        f"no captured answer has the id {answer_id}",
-        hint="List the ids with `tuneline traffic list`. Expired and erased answers are not stored, and the rows of "
-        "the current hour are listed when the gateway has sealed its file.",
+        f"no captured answer has the ID {answer_id}",
+        hint="List the IDs with `tuneline traffic list`. Expired and erased answers are not stored; rows of the "
+        "current hour are listed only after the gateway has sealed its file.",
     )
 
 

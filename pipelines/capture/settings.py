@@ -28,9 +28,13 @@ class _Settings(BaseModel):
 class ModelCapture(_Settings):
     """Capture of one model's traffic."""
 
-    sampling_rate: float = Field(1.0, ge=0, le=1, description="Share of the requests with consent that are captured.")
-    retention_days: int = Field(30, ge=1, le=3650, description="Days after which `tuneline traffic expire` deletes.")
-    legal_hold: bool = Field(False, description="Neither `expire` nor `erase` deletes captured traffic of the model.")
+    sampling_rate: float = Field(1.0, ge=0, le=1, description="Share of requests with consent that are captured.")
+    retention_days: int = Field(
+        30, ge=1, le=3650, description="Number of days after which `tuneline traffic expire` deletes rows."
+    )
+    legal_hold: bool = Field(
+        False, description="true: neither `expire` nor `erase` deletes captured traffic of the model."
+    )
 
 
 class Consent(_Settings):
@@ -38,8 +42,8 @@ class Consent(_Settings):
 
     policy: Literal["required", "unless_refused", "not_asked"] = Field(
         "required",
-        description="required: only requests whose header grants. unless_refused: all but those whose header has "
-        "another value. not_asked: the header is not read.",
+        description="required: capture only requests whose header grants consent. unless_refused: capture all "
+        "requests except those whose header has another value. not_asked: the header is not read.",
     )
     header: str = Field("x-tuneline-consent", pattern=r"^[A-Za-z0-9-]{1,64}$", description="Name of the header.")
     granted: list[str] = Field(["granted", "true", "yes", "1"], min_length=1, description="Values that grant consent.")
@@ -51,9 +55,9 @@ class Subject(_Settings):
     source: str = Field(
         "user",
         pattern=r"^(none|user|key|header [A-Za-z0-9-]{1,64})$",
-        description="user: the field `user` of the request. key: the name of the API key. header NAME. none.",
+        description="user: the field `user` of the request. key: the name of the API key. header NAME: a request header. none: no subject.",
     )
-    key_file: Path | None = Field(None, description="File with the secret key of the hash, at least 16 bytes.")
+    key_file: Path | None = Field(None, description="File with the secret hash key of at least 16 bytes.")
 
     @model_validator(mode="after")
     def _check_key(self) -> Subject:
@@ -76,14 +80,19 @@ class CaptureSettings(_Settings):
     )
     upload_seconds: int = Field(60, ge=5, le=3600, description="Age in seconds at which the gateway uploads rows.")
     models: dict[Annotated[str, Field(min_length=1, max_length=128)], ModelCapture] = Field(
-        {}, description="Captured models by the name that answers. A model that is not listed is not captured."
+        {},
+        description="Captured models, by the name of the model that answers. Models that are not listed are not captured.",
     )
     consent: Consent = Consent()
     subject: Subject
     group: str = Field("", description="Group that may read the files. Empty: the primary group of the gateway.")
-    max_row_kib: int = Field(256, ge=1, le=4096, description="Larger requests are not captured.")
-    queue_rows: int = Field(1000, ge=1, le=100_000, description="Rows that may wait; further rows are dropped.")
-    queue_mib: int = Field(64, ge=1, le=4096, description="Size of the requests that may wait.")
+    max_row_kib: int = Field(
+        256, ge=1, le=4096, description="Maximum size of a captured request; larger requests are not captured."
+    )
+    queue_rows: int = Field(
+        1000, ge=1, le=100_000, description="Maximum number of queued rows; further rows are dropped."
+    )
+    queue_mib: int = Field(64, ge=1, le=4096, description="Maximum total size of queued requests.")
 
     @property
     def location(self) -> str:

@@ -55,7 +55,7 @@ def read_tombstones(folder: Path) -> dict[str, Tombstone]:
         try:
             tombstone = Tombstone.model_validate_json(filesystem.read_bytes(path))
         except ValidationError:
-            hint = "Restore the file, or delete it and repeat the erasure of its subject."
+            hint = "Restore the file, or delete it and run the erasure of its subject again."
             raise InputError(f"the tombstone {path} is damaged", hint=hint) from None
         found[tombstone.subject] = tombstone
     return found

@@ -118,7 +118,7 @@ def draft_export(
         result = _write_rows(settings, feedback, draft, options)
         if not (result.conversations or result.preferences or result.held_back):
             raise InputError(
-                f"no captured answer in {settings.location} gives a training row",
+                f"no captured answer in {settings.location} yields a training row",
                 hint="Give the feedback files with --feedback, or include answers without feedback with --unrated.",
             )
         with open(draft / EXPORT_FILENAME, "x", encoding="utf-8", opener=_open_private) as file:
@@ -213,7 +213,7 @@ def check_objective(customization: Customization) -> None:
     """
     if not {"sft", "preference"} & set(customization.fine_tuning.objective_spec.row_mappings):
         raise ConfigurationError(
-            f"fine_tuning.objective is {customization.fine_tuning.objective}, whose rows captured traffic does not give",
+            f"fine_tuning.objective is {customization.fine_tuning.objective}, but captured traffic has no rows for this objective",
             hint="Set fine_tuning.objective to sft, dpo, kto, orpo or simpo.",
         )
 
@@ -236,7 +236,7 @@ def add_exported_rows(customization: Customization, folder: Path) -> None:
     if not rows.exists():
         raise InputError(
             f"{folder} has no {rows.name}, which the objective {customization.fine_tuning.objective} requires",
-            hint="Collect corrections and ratings, or lower the held-back share.",
+            hint="Collect corrections and ratings, or lower the share that is held back.",
         )
     held_back = folder / HELD_BACK_FILENAME
     suite = [ITEMS_FOLDER / file for _, file in TASKS.values() if file]

@@ -97,7 +97,7 @@ class TrafficWriter:
         self._stop_requested.set()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            logger.error("capture_failed error=Timeout reason=the disk does not answer")
+            logger.error("capture_failed error=Timeout reason=the disk does not respond")
 
     def _run(self) -> None:
         is_stopping = False

@@ -103,7 +103,7 @@ def _format_outcome(outcome: ReproductionOutcome, *, dry_run: bool) -> list[str]
         reasons = [item for kind in differing for item in select_differences(plan.differences, kind)]
         causes = dict.fromkeys(f"{item.what} ({item.recorded} → {item.here})" for item in reasons)
         unexplained = ", and no difference in the environment explains this; "
-        unexplained += "the records may not match the original training."
+        unexplained += "the records may not match the original training run."
         verb = "differ" if len(differing) == 2 else "differs"
         summary = f"{title} is not reproduced: the {' and the '.join(differing)} {verb} from the recorded"
         summary += f". Possible causes in this environment: {', '.join(causes)}." if causes else unexplained

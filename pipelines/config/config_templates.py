@@ -18,11 +18,11 @@ from pipelines.config.platform_config import Platform
 CONFIG_FILENAMES = ("customization.yaml", "platform.yaml")
 COMMENT_WIDTH = 140
 CUSTOMIZATION_HEADER = """\
-# A tuneline customization: every key with its default and its effect. A key that is left out keeps its default.
+# A tuneline customization: every key with its default and its effect. Omitted keys keep their defaults.
 # Run it with: tuneline run -c customization.yaml
 """
 PLATFORM_HEADER = """\
-# A Kubeflow cluster for tuneline: every key with its default and its effect. A key that is left out keeps its default.
+# A Kubeflow cluster for tuneline: every key with its default and its effect. Omitted keys keep their defaults.
 # Compile for it with: tuneline compile -c customization.yaml -p platform.yaml -o pipeline.yaml
 """
 

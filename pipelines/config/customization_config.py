@@ -66,7 +66,7 @@ class Customization(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    seed: int = Field(42, ge=0, lt=2**32, description="Seed for the split, the training and the confidence intervals.")
+    seed: int = Field(42, ge=0, lt=2**32, description="Seed for the split, training and confidence intervals.")
     data_curation: DataCurationConfig = Field(
         DataCurationConfig(), description="Data curation: from raw text to clean splits."
     )
@@ -79,13 +79,13 @@ class Customization(BaseModel):
         "",
         pattern=r"^[A-Za-z0-9._-]{0,63}$",
         exclude_if=operator.not_,
-        description="Team that the cost of the runs is charged to, for `tuneline costs` and `team_budgets` in platform.yaml.",
+        description="Team that is charged for the runs, for `tuneline costs` and `team_budgets` in platform.yaml.",
     )
     budget: Budget = Field(
         Budget(),
         exclude_if=lambda budget: budget == Budget(),
-        description="Limits of a run, its earlier attempts included. A training that reaches one saves a checkpoint and "
-        "exits with status 75.",
+        description="Limits of a run, including its earlier attempts. A training run that reaches a limit saves a "
+        "checkpoint and exits with status 75.",
     )
 
     @classmethod
@@ -355,7 +355,8 @@ def _read_text(path: Path) -> str:
     """Return the text of a file. Rejects pipes and devices, which could block or never end."""
     if path.is_dir():
         raise ConfigurationError(
-            f"{path} is a folder, not a file", hint=f"Give a file in it, for example {path / 'customization.yaml'}."
+            f"{path} is a folder, not a file",
+            hint=f"Give a file in this folder, for example {path / 'customization.yaml'}.",
         )
     if not path.exists():
         name = "platform.yaml" if "platform" in path.name else "customization.yaml"

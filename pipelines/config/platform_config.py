@@ -92,12 +92,12 @@ class Images(StrictModel):
     serving: str = Field(
         container_images.SERVING_IMAGE, min_length=1, description="Image of packaging; contains Triton."
     )
-    pull_secrets: list[str] = Field([], description="Names of the secrets that the image registry requires.")
+    pull_secrets: list[str] = Field([], description="Names of the image pull secrets.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None,
-        description="Image pull policy. null: Kubernetes decides (Always for the tag latest, else IfNotPresent).",
+        description="Image pull policy. null: Kubernetes decides (Always for the tag latest, otherwise IfNotPresent).",
     )
-    pinned: bool = Field(False, description="true: reject an image without a digest (name@sha256:…).")
+    pinned: bool = Field(False, description="true: reject images without a digest (name@sha256:…).")
 
     @model_validator(mode="after")
     def require_digests(self) -> Images:
@@ -128,7 +128,7 @@ class Volume(StrictModel):
     folder: str = Field(
         "tuneline",
         pattern=r"^[^/:][^:]*$",
-        description="Folder on the volume for the artifact store, checkpoints, data repository and converted models.",
+        description="Folder on the volume for the artifact store, checkpoints, the data repository and converted models.",
     )
 
     @property
@@ -174,8 +174,8 @@ def _reject_secrets(variables: dict[str, str]) -> dict[str, str]:
             )
         if url_credentials.contains_password(value):
             raise ValueError(
-                f"{name} contains an address with a password, readable in the compiled pipeline; "
-                "expected a reference to a secret with the full address, under `secrets`"
+                f"{name} contains an address with a password, which would be readable in the "
+                "compiled pipeline; expected a reference to a secret with the full address, under `secrets`"
             )
     return variables
 
@@ -186,11 +186,11 @@ class Mlflow(StrictModel):
     tracking_uri: Address = Field(
         "",
         description="Address of the MLflow server, for example http://mlflow.mlflow:5000. Empty: a file on the volume. "
-        "User name and password belong in `secrets`: MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD.",
+        "Set user name and password under `secrets`: MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD.",
     )
     ui: Address = Field(
         "",
-        description="Address of MLflow for a browser, for the links in the Kubeflow UI. Empty: tracking_uri.",
+        description="Address of MLflow for browsers, used in links of the Kubeflow UI. Empty: tracking_uri.",
     )
 
 
@@ -198,23 +198,23 @@ class Certificates(StrictModel):
     """The certificate authorities that the pods trust: a PEM file in a config map or a secret."""
 
     config_map: str = Field(
-        "", pattern=f"^$|{VOLUME_NAME_PATTERN}", description="Name of the config map with the file."
+        "", pattern=f"^$|{VOLUME_NAME_PATTERN}", description="Name of the config map with the certificate file."
     )
     secret: str = Field(
         "",
         pattern=f"^$|{VOLUME_NAME_PATTERN}",
-        description="Name of the secret with the file, instead of a config map.",
+        description="Name of the secret with the certificate file, instead of a config map.",
     )
     key: str = Field(
         "ca-bundle.crt",
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="Key of the file, which replaces the image's certificate authorities and must include public authorities.",
+        description="Key of the file. The file replaces the certificate authorities of the image, so it must include the public authorities.",
     )
 
     @model_validator(mode="after")
     def require_one_source(self) -> Certificates:
         if self.config_map and self.secret:
-            raise ValueError("config_map and secret are both set; expected one source of the file")
+            raise ValueError("config_map and secret are both set; expected only one of them")
         return self
 
     @property
@@ -239,7 +239,7 @@ class Network(StrictModel):
     https_proxy: Address = Field("", description="HTTPS proxy URL. Empty: no HTTPS proxy.")
     no_proxy: list[str] = Field(
         ["localhost", "127.0.0.1", ".svc", ".cluster.local"],
-        description="Hosts that bypass the proxy; must include the services of Kubeflow and MLflow.",
+        description="Hosts that bypass the proxy; the list must include the services of Kubeflow and MLflow.",
     )
     certificates: Certificates = Field(Certificates(), description="Certificate authorities that the pods trust.")
 
@@ -254,37 +254,37 @@ class Security(StrictModel):
         None,
         ge=1,
         le=2**31 - 1,
-        description="User ID; on NFS, the owner of the volume's folder. null: the user of the image.",
+        description="User ID of the containers; on NFS, the owner of the volume's folder. null: the user set in the image.",
     )
     run_as_group: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="Group ID. null: the group set by the image."
+        None, ge=0, le=2**31 - 1, description="Group ID of the containers. null: the group set in the image."
     )
     run_as_non_root: bool | None = Field(
         None,
-        description="true: do not start an image that would run as root, as the restricted Pod Security Standard "
-        "requires. null: Kubernetes' default.",
+        description="true: do not start images that would run as root, as the restricted Pod Security Standard "
+        "requires. null: the default of Kubernetes.",
     )
 
 
 class Scheduling(StrictModel):
     """Scheduling of every pod of the pipeline, with or without an accelerator."""
 
-    node_selector: dict[str, str] = Field({}, description="Labels that a node must have, for example {pool: gpu}.")
+    node_selector: dict[str, str] = Field({}, description="Required labels of the nodes, for example {pool: gpu}.")
     tolerations: list[Toleration] = Field(
         [], description="Tolerated taints, for example [{key: nvidia.com/gpu, operator: Exists}]."
     )
     node_affinity: list[NodeAffinity] = Field(
         [],
-        description="Conditions on nodes, for example [{key: nvidia.com/gpu.memory, operator: Gt, values: ['70000']}].",
+        description="Conditions on the labels of nodes, for example [{key: nvidia.com/gpu.memory, operator: Gt, values: ['70000']}].",
     )
     queue: str = Field(
-        "", description="Kueue's LocalQueue for the pods (label kueue.x-k8s.io/queue-name). Empty: no queue."
+        "", description="LocalQueue of Kueue for the pods (label kueue.x-k8s.io/queue-name). Empty: no queue."
     )
     priority: str = Field(
         "",
-        description="Kueue's WorkloadPriorityClass (label kueue.x-k8s.io/priority-class). Empty: the queue's default.",
+        description="WorkloadPriorityClass of Kueue (label kueue.x-k8s.io/priority-class). Empty: the queue's default.",
     )
-    labels: dict[str, str] = Field({}, description="Other labels of the pods, for example {team: search}.")
+    labels: dict[str, str] = Field({}, description="Additional labels of the pods, for example {team: search}.")
     annotations: dict[str, str] = Field(
         {}, description="Annotations of the pods, for example {k8s.v1.cni.cncf.io/networks: rdma} for a second network."
     )
@@ -318,7 +318,7 @@ class Resources(StrictModel):
     cpu: str = Field(
         "",
         pattern=r"^$|^([0-9]*[.])?[0-9]+m?$",
-        description="CPU cores, for example 4 or 500m. Empty: the default of the namespace's LimitRange.",
+        description="Number of CPU cores, for example 4 or 500m. Empty: the default of the namespace's LimitRange.",
     )
     memory: str = Field(
         "", pattern=QUANTITY_PATTERN, description="Memory, for example 16Gi. Empty: the LimitRange's default."
@@ -326,21 +326,21 @@ class Resources(StrictModel):
     memory_request: str = Field(
         "",
         pattern=QUANTITY_PATTERN,
-        description="Memory that the scheduler reserves, without a limit; only without `memory`. Empty: with `compile -c`, "
+        description="Memory request without a limit; cannot be combined with `memory`. Empty: with `compile -c`, "
         "the estimate of `tuneline size`.",
         exclude_if=operator.not_,
     )
     accelerator: str = Field(
         "",
         pattern=RESOURCE_NAME_PATTERN,
-        description="Resource name, for example nvidia.com/gpu, nvidia.com/mig-1g.10gb or habana.ai/gaudi. "
+        description="Resource name of the accelerator, for example nvidia.com/gpu, nvidia.com/mig-1g.10gb or habana.ai/gaudi. "
         "Empty: no accelerator.",
     )
     accelerators: int = Field(1, ge=1, description="Number of accelerators; used only if `accelerator` is set.")
     shared_memory: str = Field(
         "",
         pattern=QUANTITY_PATTERN,
-        description="Size of /dev/shm, taken from memory, for example 2Gi. Empty: the container runtime's 64 MB.",
+        description="Size of /dev/shm, counted as memory, for example 2Gi. Empty: the container runtime's default of 64 MB.",
     )
     scratch: str = Field(
         "",
@@ -354,7 +354,9 @@ class Resources(StrictModel):
         0, ge=0, description="Number of retries of a failed step; training resumes from its last checkpoint."
     )
     retry_after_seconds: int = Field(
-        60, ge=0, description="Seconds before the first retry; doubled before each further retry, up to an hour."
+        60,
+        ge=0,
+        description="Delay in seconds before the first retry; doubled before each further retry, up to an hour.",
     )
     scheduling: Scheduling | None = Field(
         None,
@@ -366,11 +368,13 @@ class Resources(StrictModel):
 class Scratch(StrictModel):
     """Temporary storage of a single pod, deleted with the pod; `resources` sets its size."""
 
-    mount: str = Field("/scratch", pattern=MOUNT_PATH_PATTERN, description="Mount path in a pod; TMPDIR points there.")
+    mount: str = Field(
+        "/scratch", pattern=MOUNT_PATH_PATTERN, description="Mount path in the pods; TMPDIR points to it."
+    )
     storage_class: str = Field(
         "",
         pattern=f"^$|{NAME_PATTERN}",
-        description="Storage class of an ephemeral claim, such as a class on local SSDs. Empty: the node's disk.",
+        description="Storage class of an ephemeral volume claim, such as a class on local SSDs. Empty: the node's disk.",
     )
 
 
@@ -387,7 +391,7 @@ class RunSettings(StrictModel):
         None,
         ge=0,
         lt=2**31,
-        description="Seconds after which Kubernetes deletes an ended run's pods and their logs. null: never.",
+        description="Seconds after which Kubernetes deletes the pods of a finished run and their logs. null: never.",
     )
 
 
@@ -395,7 +399,8 @@ class StageResources(StrictModel):
     """Resources per stage."""
 
     data_curation: Resources = Field(
-        Resources(), description="Reading and deduplication: memory grows with the size of the text."
+        Resources(),
+        description="Data curation: reading and deduplication, whose memory grows with the size of the text.",
     )
     fine_tuning: Resources = Field(Resources(), description="Training.")
     evaluation: Resources = Field(Resources(), description="Evaluation of the candidate, its base and the champion.")
@@ -421,7 +426,7 @@ class Platform(StrictModel):
     claims: list[Claim] = Field(
         [], description="Additional volumes of all pods, for example [{claim: corpus, mount: /corpus}]."
     )
-    scratch: Scratch = Field(Scratch(), description="Space for temporary files.")
+    scratch: Scratch = Field(Scratch(), description="Scratch volumes for temporary files.")
     mlflow: Mlflow = Field(Mlflow(), description="MLflow tracking and model registry.")
     secrets: dict[str, SecretKey] = Field(
         {},
@@ -431,11 +436,12 @@ class Platform(StrictModel):
         "overrides the same variable set elsewhere.",
     )
     secret_files: list[MountedFiles] = Field(
-        [], description="Secrets as files of every pod, for example [{name: aws, mount: /etc/aws}]."
+        [], description="Secrets to mount as files in every pod, for example [{name: aws, mount: /etc/aws}]."
     )
-    config_files: list[MountedFiles] = Field([], description="Config maps as files of every pod.")
+    config_files: list[MountedFiles] = Field([], description="Config maps to mount as files in every pod.")
     environment: Annotated[dict[str, str], AfterValidator(_reject_secrets)] = Field(
-        {}, description="Other environment variables of every pod, for example {HF_ENDPOINT: https://mirror.example}."
+        {},
+        description="Environment variables with literal values for every pod, for example {HF_ENDPOINT: https://mirror.example}.",
     )
     network: Network = Field(Network(), description="Proxies and trusted certificate authorities.")
     security: Security = Field(Security(), description="User of the containers.")
@@ -445,16 +451,16 @@ class Platform(StrictModel):
         LauncherSettings(), description="Launcher of fine-tuning. Default: the pod of the step."
     )
     run: RunSettings = Field(RunSettings(), description="Service account, timeout and cleanup of runs.")
-    prices: Prices = Field(Prices(), description="Prices for the cost of runs, see docs/how-to/costs.md.")
-    power: Power = Field(Power(), description="Power for estimated energy, where no counter measures it.")
+    prices: Prices = Field(Prices(), description="Prices for the cost of runs; see docs/how-to/costs.md.")
+    power: Power = Field(Power(), description="Power for estimating energy that no counter measures.")
     pue: Amount = Field(
         1.0,
         ge=1,
-        description="Power usage effectiveness of the data center: total power ÷ power of the machines. Multiplies energy.",
+        description="Power usage effectiveness of the data center: total power ÷ power of the machines. Energy is multiplied by this factor.",
     )
     team_budgets: dict[str, Budget] = Field(
         {},
-        description="Limits of the runs of a team in a workdir and calendar month, by `team` of customization.yaml, for "
+        description="Limits per team, workdir and calendar month, by `team` of customization.yaml, for "
         "example {search: {gpu_hours: 500}}.",
     )
 
@@ -479,7 +485,7 @@ class Platform(StrictModel):
             if not VARIABLE_NAME_PATTERN.fullmatch(name):
                 raise ValueError(
                     f"{name} is not a valid name of an environment variable; expected letters A to Z, digits and _, "
-                    "without a digit in front"
+                    "not starting with a digit"
                 )
         return variables
 
@@ -542,13 +548,13 @@ def _find_contradictions(platform: Platform) -> Iterator[str]:
         resources: Resources = getattr(platform.resources, stage)
         if resources.memory and resources.memory_request:
             yield (
-                f"resources.{stage}.memory_request: no effect: memory {resources.memory} is both request and limit; "
-                "expected one of them"
+                f"resources.{stage}.memory_request: no effect, because memory {resources.memory} sets both request "
+                "and limit; expected only one of them"
             )
     if not platform.launcher.entry.uses_this_machine and platform.resources.fine_tuning.accelerator:
         yield (
-            "resources.fine_tuning.accelerator: no effect: `launcher` runs the training outside the step's pod; "
-            "expected the accelerators under `launcher`"
+            "resources.fine_tuning.accelerator: no effect, because `launcher` runs training outside the step's "
+            "pod; expected the accelerators under `launcher`"
         )
     for field in ("http_proxy", "https_proxy"):
         duplicates = {field, field.upper()} & (platform.secrets.keys() | platform.environment.keys())

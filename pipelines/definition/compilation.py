@@ -18,7 +18,7 @@ from pipelines.definition import run_parameters
 # in every compiled pipeline, in no other file of tuneline
 COMPILED_HEADER = re.compile(r"^pipelineInfo:", re.MULTILINE)
 NO_VOLUME_WARNING = (
-    "without -p platform.yaml the pods share no volume and cannot read one another's artifacts; "
+    "without -p platform.yaml, the pods share no volume and cannot read each other's artifacts; "
     "`tuneline init` writes a commented platform.yaml"
 )
 SINGLE_STAGE_PIPELINES = ("data_curation", "fine_tuning", "evaluation", "triton_packaging")

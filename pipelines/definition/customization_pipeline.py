@@ -35,7 +35,7 @@ class PipelineOutputs(NamedTuple):
 
 @dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
 def check_the_platform(wanted: str, found: dsl.Output[dsl.Markdown]):  # type: ignore[no-untyped-def]
-    """Check that pods can use the volume, space, secrets and MLflow of platform.yaml. `wanted`: names and paths."""
+    """Check that pods can use the volume, disk space, secrets and MLflow of platform.yaml. `wanted`: names and paths."""
     import json
     from pathlib import Path
 
@@ -142,15 +142,15 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
             sources: Training text: files, globs and folders as pods see them, for example ["/data/raw/*.jsonl"]. demo:python-docs is the demo dataset.
             base_model: Base model: a folder on the volume in the Hugging Face layout, store:<sha256> as printed by tuneline models import, hf://org/name@revision, or embedded:smollm2-135m-instruct.
             model_name: Name of the registered model in MLflow; the run registers a new version.
-            adaptation: Trained parameters. lora: a small update with frozen weights. full: every weight (16 bytes per parameter).
+            adaptation: Parameters to train. lora: a small update of frozen weights. full: all weights (16 bytes per parameter).
             max_steps: Number of optimizer steps. 0: train for `epochs` instead.
-            epochs: Passes over the training rows; used only if max_steps is 0. 0: the default of the objective.
-            learning_rate: Peak learning rate. A rate that is too high diverges. 0: chosen from adaptation, objective and model size.
+            epochs: Number of passes over the training rows; used only if max_steps is 0. 0: the default of the objective.
+            learning_rate: Peak learning rate. Training diverges if the rate is too high. 0: chosen from adaptation, objective and model size.
             batch_size: Rows per optimizer step, a multiple of fine_tuning.micro_batch_size. 0: 16.
-            max_length: Tokens per row in training and evaluation; longer rows are truncated and counted. 0: the length of 95% of the rows, within context and memory.
-            seed: Seed of the split, the training and the intervals. Equal seeds and inputs give equal models.
-            auto_promote: Promote an accepted and proven version to champion at once. False: a person promotes it.
-            configuration: All other keys, as the text of a customization.yaml, for example {evaluation: {max_items: 200}}. A parameter changed in this form overrides its default; a key with two different values is rejected.
+            max_length: Tokens per row in training and evaluation; longer rows are truncated and counted. 0: a length that fits 95% of the rows, within the limits of context and memory.
+            seed: Seed of the split, training and confidence intervals. Equal seeds and inputs give equal models.
+            auto_promote: Promote an accepted and proven version to champion immediately. False: a person promotes it.
+            configuration: All other keys, as the text of a customization.yaml, for example {evaluation: {max_items: 200}}. A parameter that is changed in this form overrides its default; a key with two different values is rejected.
         """
         given = {name: value for name, value in locals().items() if name in {*default, "configuration"}}
         plans = configure(resolve(**given, compiled=compiled), cached=False)

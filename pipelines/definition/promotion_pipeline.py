@@ -68,7 +68,7 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
 
     @dsl.pipeline(
         name="tuneline-promotion",
-        description="Promote a model version and deploy it without losing a request.",
+        description="Promote a model version and deploy it without losing requests.",
         pipeline_config=pod_spec.pipeline_config(platform),
     )
     def promotion(
@@ -85,14 +85,14 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
         """Promote a version, and deploy it if a Triton server is given.
 
         Args:
-            version: The version's number in the registry.
+            version: Number of the version in the registry.
             by: User who promotes, recorded in the history; an approver, if approvers are configured.
-            model_name: The registered model.
-            alias: The alias to move.
-            reason: Reason, recorded in the history. Required for a forced promotion.
+            model_name: Name of the registered model.
+            alias: Alias to move.
+            reason: Reason, recorded in the history; required for a forced promotion.
             force: Promote despite failed checks.
             triton_grpc_url: gRPC address of a Triton server in explicit mode, for example triton:8001. Empty: `tuneline deploy --watch` follows the alias.
-            served_as: The model's name in Triton. Empty: the name of the first package deployed there.
+            served_as: Name of the model in Triton. Empty: the name in the first package that is deployed there.
             configuration: Approvers as JSON, used if the registry has no policy.
         """
         moved = configure(

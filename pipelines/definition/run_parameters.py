@@ -169,7 +169,7 @@ def require_absolute_paths(config: Customization) -> Customization:
             if not path.startswith("/") and not re.match(r"[a-z0-9+]+:", path):
                 raise ConfigurationError(
                     f"{key}: {path} is a relative path; pods require absolute paths",
-                    hint="Give the path on the shared volume as pods see it, for example /data/raw/tickets.jsonl.",
+                    hint="Give the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl.",
                 )
     return config
 

@@ -347,7 +347,7 @@ def _reconcile(deployment: Deployment, server: ServerAddress, target: AliasTarge
     except (OSError, DiskFullError, NotWritableError) as error:
         deployment.retry_after = (target.version, time.monotonic() + RETRY_SECONDS)
         raise TransientError(
-            f"version {target.version} cannot be installed now and will be retried: {_describe(error)}",
+            f"version {target.version} cannot be installed now; the installation will be retried: {_describe(error)}",
             hint="Check the serving folder's disk.",
         ) from None
     except Exception as error:  # no content of a package may end the service
@@ -387,10 +387,10 @@ def _switch_version(
         deployment.reporter.step(f"unloading version {previous.version} to load version {new.version}")
         version_switch.exchange_version(server, deployment.folder, name, new, old, deployment.timeout)
     else:
-        deployment.reporter.step(f"trying version {new.version}")
+        deployment.reporter.step(f"testing version {new.version}")
         count = version_switch.try_release(server, deployment.folder, name, new, deployment.timeout)
         deployment.reporter.note(
-            f"version {new.version} was loaded next to the deployed version and answered {count} of its golden prompts"
+            f"version {new.version} was loaded next to the deployed version and answered {count} golden prompts correctly"
         )
         _check_alias(deployment, target)
         deployment.reporter.step(f"switching to version {new.version}")
@@ -525,7 +525,7 @@ def serve_and_follow(deployment: Deployment, options: ServerOptions) -> None:
                 raise EngineMissingError(error.message, hint=error.hint)
             kept = keep_log(options.log)
             deployment.log(
-                f"the server exited and is restarted with the deployed version; its log is kept in {kept}. {error.message}"
+                f"the server exited and is being restarted with the deployed version; its log is kept in {kept}. {error.message}"
             )
             # Back off by one second for each earlier exit within the window.
             time.sleep(sum(one > exits[-1] - RESTART_WINDOW_SECONDS for one in exits) - 1)

@@ -168,19 +168,19 @@ def _list_limitations(reference: Reference, dataset_size: int, versions: Sequenc
     limitations = []
     if not reference.windows:
         limitations.append(
-            "a dataset has no days and no answers: lengths, languages, refusals and ratings are not compared"
+            "a dataset has no days and no answers, so lengths, languages, refusals and ratings are not compared"
         )
     elif len(reference.windows) < MIN_CALIBRATION_WINDOWS:
         limitations.append(
             f"the reference has {len(reference.windows)} clean windows; with fewer than {MIN_CALIBRATION_WINDOWS}, "
-            "alike prompts within a window may raise a false alarm"
+            "similar prompts within a window may raise a false alarm"
         )
     for name, size in (("reference", len(reference.texts)), ("dataset", dataset_size)):
         if size > MAX_REFERENCE_PROMPTS:
             limitations.append(f"the {name} is a sample of {MAX_REFERENCE_PROMPTS:,} of {size:,} prompts")
     if len(versions) > 1:
         limitations.append(
-            f"several versions answered ({', '.join(versions)}): refusals, cut answers and ratings may differ for that reason"
+            f"several versions answered ({', '.join(versions)}): refusals, truncated answers and ratings may differ for that reason"
         )
     return limitations
 

@@ -78,7 +78,7 @@ def read_captured_prompts(settings: CaptureSettings, model: str, feedback: Feedb
     if without_text := count - len(prompts):
         limitations.append(f"{without_text:,} of {count:,} rows have no text of a user and were not tested")
     if damaged:
-        limitations.append(f"{damaged:,} damaged lines were not read")
+        limitations.append(f"{damaged:,} damaged lines were skipped")
     return CapturedPrompts(model, digest, prompts, limitations)
 
 

@@ -32,10 +32,10 @@ def write_metrics(path: Path, result: Mapping[str, Any], time: float) -> None:
         ) from None
     registry = CollectorRegistry()
     values = {
-        "e_value": (result["windows"][-1]["e_value"], "Evidence that prompts have changed; 20 is an alarm"),
+        "e_value": (result["windows"][-1]["e_value"], "Evidence that prompts have changed; an alarm is raised at 20"),
         "alarm": (float(result["alarm"]), "1 after the e-value has reached 20"),
         "windows": (len(result["windows"]), "Windows of prompts that were tested"),
-        "pending_prompts": (result["pending"], "Prompts that are in no complete window yet"),
+        "pending_prompts": (result["pending"], "Prompts that are not in a complete window yet"),
         "check_time_seconds": (time, "Unix time of the check"),
     }
     for name, (value, description) in values.items():

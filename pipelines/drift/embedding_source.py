@@ -47,7 +47,7 @@ def find_folder(source: str, reporter: Reporter) -> Path:
                 return each
         if not (folder / "manifest.json").is_file():
             raise ConfigurationError(
-                f"{folder} contains no model with safetensors and tokenizer.json",
+                f"{folder} contains no model with safetensors files and tokenizer.json",
                 hint="Set --embedding-model to the folder of a model or package, or to a model source.",
             )
     return model_loading.open_model(source, reporter).weights
@@ -61,7 +61,7 @@ def find_answering_model(store: Path, model_sha256: str, reporter: Reporter) -> 
     """
     hint = "Set --embedding-model to the folder of the model or its package."
     if not model_sha256:
-        raise InputError("the captured rows do not name the digest of their model", hint=hint)
+        raise InputError("the captured rows do not record the digest of their model", hint=hint)
     if not artifact_store.has_artifact(store, model_sha256):
         where = artifact_store.describe_store(store)
         raise InputError(f"the model {model_sha256[:12]} of the captured rows is not in {where}", hint=hint)

@@ -17,7 +17,7 @@ FILENAME = "drift.html"
 MAX_EXAMPLE_CHARACTERS = 400
 MAX_ROWS = 60  # of the table of windows
 PANEL_TITLES = {
-    "log_characters": "length (log of characters)",
+    "log_characters": "length (log of the number of characters)",
     "other_language": "other language",
     "refused": "refused",
     "cut": "cut at the token limit",
@@ -74,8 +74,8 @@ def _render_verdict(result: Mapping[str, Any]) -> str:
     else:
         text = html_report.render_paragraph("No alarm: no evidence that prompts have changed.", "good")
     tiles = {
-        "e-value now": float(windows[-1]["e_value"]),
-        "alarm from": alarm.THRESHOLD,
+        "current e-value": float(windows[-1]["e_value"]),
+        "alarm threshold": alarm.THRESHOLD,
         "windows": len(windows),
         "prompts tested": sum(each["n"] for each in windows),
         "reference prompts": result["reference"]["prompts"],
@@ -92,7 +92,7 @@ def _plot_timeline(windows: Sequence[Mapping[str, Any]]) -> str:
         {"e-value": (numbers, e_values), "alarm": (numbers, line)},
         x="window",
         y="log10 of the e-value",
-        caption="Evidence of drift after each window. An alarm stays once the line was reached.",
+        caption="Evidence of drift after each window. Once the line is reached, the alarm persists.",
     )
     p_values = {
         name.replace("_", " "): (numbers, [-math.log10(each["tests"][name]["p"]) for each in windows])
@@ -102,7 +102,7 @@ def _plot_timeline(windows: Sequence[Mapping[str, Any]]) -> str:
         p_values,
         x="window",
         y="−log10 of p",
-        caption="p-values of the windows: 2 is p = 0.01. Only combined counts for the alarm.",
+        caption="p-values of the windows; 2 corresponds to p = 0.01. Only the combined test counts for the alarm.",
     )
     return timeline + tests
 
@@ -147,8 +147,8 @@ def _render_panels(windows: Sequence[Mapping[str, Any]]) -> str:
         [name, float(each["reference"]), float(each["value"]), float(each["difference"]), *map(float, each["ci95"])]
         for name, each in panels.items()
     ]
-    head = ["figure", "reference", "latest window", "difference", "95% from", "95% to"]
-    caption = "Differences of the latest window from the reference, with 95% intervals. They raise no alarm."
+    head = ["figure", "reference", "latest window", "difference", "95% CI: lower", "upper"]
+    caption = "Differences of the latest window from the reference, with 95% confidence intervals. They do not affect the alarm."
     return (
         text
         + html_report.plot_intervals(intervals, x="difference", caption=caption)
@@ -176,7 +176,8 @@ def _render_method(result: Mapping[str, Any]) -> str:
     return html_report.render_paragraph(
         f"Each window is compared with the reference and all earlier windows by a permutation test on whitened principal "
         f"components of the {result['embeddings']} embeddings. The e-value combines the windows. Without drift, and if "
-        f"prompts of one window are no more alike than those of different windows, it ever reaches {alarm.THRESHOLD:g} with a "
-        f"probability of at most {alarm.ALPHA:.0%}. Clean windows vary {result['inflation']:.2f} times as much as random "
+        f"prompts of the same window are no more alike than prompts of different windows, the probability that it "
+        f"ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. "
+        f"Clean windows vary {result['inflation']:.2f} times as much as random "
         "samples; the statistic is divided by this factor."
     )

@@ -115,7 +115,7 @@ def score_answer(
     logprobs = [likelihood.logprob for likelihood in engine.compute_likelihoods(continuations, reporter)]
     if wrong := next((value for value in logprobs if not math.isfinite(value)), None):
         raise InputError(
-            f"the log-probability of the answer is {wrong}: the model computes no finite numbers",
+            f"the log-probability of the answer is {wrong}, not a finite number",
             hint="Check the model with `tuneline evaluate`, or train it again with a lower learning rate.",
         )
     return logprobs

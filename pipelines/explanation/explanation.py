@@ -78,7 +78,7 @@ class Explanation:
     @property
     def method(self) -> str:
         """The methods in one sentence."""
-        words = f"leave one {self.unit} out, nats of the answer's log-probability"
+        words = f"leave one {self.unit} out, in nats of the answer's log-probability"
         return f"{words}; {self.influence.method}" if self.influence else words
 
     def as_dict(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def explain(
     warnings += describe_limits(influence, model)
     if erased is None and any(read_subject(read_meta(scored.row)) for scored in influence.rows):
         warnings.append(
-            "rows are from captured traffic, but no capture file was read: give --capture to mark erased subjects"
+            "rows come from captured traffic, but no capture file was read; give --capture to mark erased subjects"
         )
     ids = [scored.row["id"] for scored in influence.rows]
     origins = row_origins.find_origins(ids, dataset, config, work, reporter)
@@ -208,18 +208,18 @@ def describe_limits(influence: RowInfluence, model: LoadableModel) -> list[str]:
     """Return the limits of the row scores as sentences."""
     limits = []
     if model.artifact:
-        limits.append("only the published weights were used; the training's other checkpoints were deleted")
+        limits.append("only the published weights were used; the other checkpoints of the training run were deleted")
     if influence.random_rows < MIN_RANDOM_ROWS:
         limits.append(
-            f"{influence.random_rows:,} random rows are too few to tell a remarkable score; expected {MIN_RANDOM_ROWS}"
+            f"{influence.random_rows:,} random rows are too few to recognize an unusual score; expected at least {MIN_RANDOM_ROWS}"
         )
     if influence.candidates < influence.total:
         limits.append(f"{influence.candidates:,} of {influence.total:,} training rows were scored")
     if influence.without_answer:
-        limits.append(f"{influence.without_answer:,} scored rows have no token to learn and no score")
+        limits.append(f"{influence.without_answer:,} scored rows have no trained tokens, and therefore no score")
     summary = model.artifact.manifest.summary if model.artifact else {}
     if 0 < summary.get("epochs", 1) < 1:
-        limits.append(f"the training saw {summary['epochs']:.0%} of the rows; a scored row may not be among them")
+        limits.append(f"training saw {summary['epochs']:.0%} of the rows, and possibly not a scored row")
     if model.adapter is None:
         limits.append(
             "the model has no separate adapter; rows are represented by gradients of the last layers' matrices"

@@ -54,7 +54,7 @@ def find_captured_answer(settings: CaptureSettings, response_id: str) -> Capture
     if row is None:
         raise InputError(
             f"the captured traffic in {settings.location} has no answer {response_id}",
-            hint="Correct the id. Rows that were not sampled, have expired or were erased are not stored.",
+            hint="Correct the ID. Rows that were not sampled, have expired or were erased are not stored.",
         )
     if tombstones.is_erased(row, erased):
         raise InputError(
@@ -64,7 +64,7 @@ def find_captured_answer(settings: CaptureSettings, response_id: str) -> Capture
     messages, choices = row["request"].get("messages"), row["response"]["choices"]
     if not messages or len(choices) != 1:
         raise InputError(
-            f"the captured request of {response_id} has no messages, or several answers",
+            f"the captured request of {response_id} has no messages, or more than one answer",
             hint="Give the conversation with --messages and the answer with --answer.",
         )
     conversation = [
@@ -121,7 +121,7 @@ def open_reference(
                 f"the answer was written by the model {captured.model_sha256[:12]} "
                 f"({captured.facts.get('model')} version {captured.facts.get('version')}); {reference} is "
                 f"{model.sha256[:12]}",
-                hint="Give the version that answered, or leave the model out to look it up in the registry.",
+                hint="Give the version that answered, or omit the model to look it up in the registry.",
             )
         yield model, version
 
@@ -142,12 +142,15 @@ def open_training_data(dataset: str, model: LoadableModel, version: RegisteredMo
     if dataset != RECORDED:
         given = artifact_folder.read(Path(dataset), "dataset")
         if recorded is None:
-            return given, "the model's manifest records no training dataset, so the rows may be none it was trained on"
+            return (
+                given,
+                "the model's manifest records no training dataset, so the model may not have been trained on these rows",
+            )
         if recorded.content_sha256 == given.sha256:
             return given, ""
         return given, (
             f"the model was trained on the dataset {recorded.content_sha256[:12]}, and {dataset} is "
-            f"{given.sha256[:12]}: rows in only one of them are missing or were not trained on"
+            f"{given.sha256[:12]}: rows that only one of them contains are missing here or were not trained on"
         )
     if recorded is None:
         raise InputError(

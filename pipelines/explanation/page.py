@@ -12,24 +12,24 @@ SUPPORTS, OPPOSES = "46, 134, 222", "230, 126, 34"  # red, green and blue of the
 MIN_SHADE, MAX_SHADE = 0.08, 0.55  # opacity
 MAX_TEXT_CHARACTERS = 600  # of a training row
 WORDS_SHOW = (
-    "Score: the answer's log-probability, minus that without the {unit}, in nats. Blue: the {unit} supports the answer. "
+    "Score: the answer's log-probability minus its log-probability without the {unit}, in nats. Blue: the {unit} supports the answer. "
     "Orange: the answer is more likely without it."
 )
 WORDS_LIMITS = (
-    "Not shown: redundant {unit}s (each scores low alone), {unit}s that act only together, and the effect of "
+    "Not shown: redundant {unit}s (each alone scores low), {unit}s that act only together, and the effect of "
     "the system prompt and the template. Without a {unit}, the prompt may be ungrammatical; the model has rarely seen such prompts."
 )
 DELETION = (
     "Loss of the answer's log-probability in nats. A good ranking loses much when its top {unit}s are removed, and little "
-    "when only they are kept. Leave one out is judged by its own kind of deletion, which favours it."
+    "when only they are kept. The deletion favours the leave-one-out ranking, which uses the same kind of deletion."
 )
 ROWS_SHOW = (
-    "These rows pushed the model this way: a step of training on them raises the probability of the answer, after what they "
-    "share with other rows is divided between them. Random rows as high: the share of random training rows with at least this score."
+    "A training step on one of these rows raises the probability of the answer; an effect that several rows share is "
+    "divided among them. Share of random rows as high: the share of random training rows with at least this score."
 )
 ROWS_LIMITS = (
-    "Not shown: that a row caused the answer, which only a retraining without it can show; what the base model knew before; "
-    "rows that were not scored. Compare with the shared words: they find many of the same rows without the model."
+    "Not shown: whether a row caused the answer, which only retraining without the row can show; the base model's prior "
+    "knowledge; rows that were not scored. Compare the scores with the column shared words, which finds many of the same rows without the model."
 )
 
 
@@ -41,7 +41,7 @@ def render_explanation(explanation: Explanation) -> str:
     top = max(words.scores, default=0.0)
     tiles: dict[str, object] = {
         "answer's log-probability, nats": words.logprob,
-        f"highest score of a {explanation.unit}, nats": top,
+        f"highest {explanation.unit} score, nats": top,
     }
     if explanation.influence:
         tiles["training rows scored"] = f"{explanation.influence.candidates:,} of {explanation.influence.total:,}"

@@ -132,7 +132,7 @@ def check_support(model: LoadableModel) -> None:
     if objective not in OBJECTIVES or not OBJECTIVES[objective].is_causal:
         raise ConfigurationError(
             f"training rows of the objective {objective} are not supported; expected sft or text",
-            hint="Leave out --training-data to explain the words of the prompt.",
+            hint="Omit --training-data to explain only the words of the prompt.",
         )
     peft_type = _read_peft_type(model)
     adaptation = find_adaptation(peft_type) if peft_type else None
@@ -140,7 +140,7 @@ def check_support(model: LoadableModel) -> None:
         raise ConfigurationError(
             f"training rows of the adaptation {peft_type} are not supported: its virtual tokens have no low-rank gradients; "
             "expected lora, qlora, ia3 or full",
-            hint="Leave out --training-data to explain the words of the prompt.",
+            hint="Omit --training-data to explain only the words of the prompt.",
         )
 
 
@@ -173,7 +173,7 @@ def select_parameters(loaded: Any) -> dict[str, torch.Tensor]:
     if not selected:
         raise ConfigurationError(
             "training rows of this architecture are not supported: it has neither an adapter nor numbered layers",
-            hint="Leave out --training-data to explain the words of the prompt.",
+            hint="Omit --training-data to explain only the words of the prompt.",
         )
     for name, value in named.items():
         value.requires_grad_(name in selected)
@@ -213,7 +213,7 @@ def check_memory(loaded: Any, parameters: Mapping[str, torch.Tensor], rows: int,
     if needed > resource_formulas.MAX_MEMORY_FRACTION * free:
         details = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items() if size)
         raise ConfigurationError(
-            f"the gradients of {rows:,} rows need an estimated {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free "
+            f"the gradients of {rows:,} rows need an estimated {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free "
             f"(GB by part: {details})",
             hint="Lower --rows, or use a machine with more memory.",
         )

@@ -182,7 +182,7 @@ def find_influential_rows(
     if len(candidates.numbers) < len(texts):
         reporter.note(
             f"{len(candidates.numbers):,} of {len(texts):,} training rows are scored: those with the most similar words, "
-            f"and {len(candidates.random):,} random ones. Other rows may have pushed as much; see --rows"
+            f"and {len(candidates.random):,} random ones. Other rows may have had the same effect; see --rows"
         )
     rows, encoded = _encode_rows(dataset, candidates, mapping, objective, tokenizer, recipe.get("max_length"))
     scored, sketch, cost = _score_examples(model, loaded, tokenizer, answer, dataset, encoded, state, reporter)

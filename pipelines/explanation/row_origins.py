@@ -72,7 +72,7 @@ def find_origins(
     try:
         curation = DataCurationConfig.model_validate(dataset.manifest.config)
     except ValidationError:
-        origins.notes.append("the manifest has no configuration of the curation, so no lines were searched")
+        origins.notes.append("the manifest has no curation settings, so no source lines were searched")
         return origins
     raw = [one for one in dataset.manifest.inputs if one.kind == "raw"]
     patterns = [str(demo_dataset_path(work)) if entry.path == DEMO_SOURCE else entry.path for entry in curation.sources]

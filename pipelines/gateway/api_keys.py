@@ -37,7 +37,7 @@ class ApiKey(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name in metrics and logs.")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hexadecimal digits.")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 digest of the key, in hexadecimal.")
     scopes: list[Scope] = Field(["inference"], description="inference: models and answers. metrics: /metrics.")
     models: list[str] = Field([], description="Models that the key may use. Empty: all models.")
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
@@ -102,7 +102,7 @@ class KeyRing:
             except (OSError, ValueError) as error:
                 raise ConfigurationError(
                     f"the usage file {usage_path} cannot be read: {error}",
-                    hint="Delete it to start with unused quotas.",
+                    hint="Delete the file to reset all quotas.",
                 ) from None
             self._use = {name: KeyUse(day=use.day, tokens_today=use.tokens_today) for name, use in saved.items()}
 
@@ -138,13 +138,13 @@ class KeyRing:
             raise RequestError(403, f"the key {key.name} may not use the model {model!r}", code="model_not_allowed")
         use = self._get_use(key)
         if key.concurrent_requests and use.running >= key.concurrent_requests:
-            raise _limit_error(f"{key.concurrent_requests} requests of this key are running", 1)
+            raise _limit_error(f"this key already has {key.concurrent_requests} requests in progress", 1)
         if key.tokens_per_day and use.tokens_today >= key.tokens_per_day:
             now = datetime.now(UTC)
             seconds = 86_400 - (now.hour * 3600 + now.minute * 60 + now.second)
             raise RequestError(
                 429,
-                f"the quota of {key.tokens_per_day} tokens per day is used up; it is renewed at 00:00 UTC",
+                f"the quota of {key.tokens_per_day} tokens per day is used up; it resets at 00:00 UTC",
                 code="insufficient_quota",
                 retry_after=seconds,
             )

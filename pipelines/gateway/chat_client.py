@@ -72,7 +72,7 @@ class ChatClient:
             raise UsageError("the URL contains a user name or a password", hint="Set TUNELINE_API_KEY instead.")
         if key and not (key.isascii() and key.isprintable()):
             raise UsageError(
-                "the API key contains a space at its end or a character that is not ASCII", hint="Copy the key again."
+                "the API key contains a trailing space or a non-ASCII character", hint="Copy the key again."
             )
         try:
             is_valid = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
@@ -115,7 +115,7 @@ class ChatClient:
                 for event in read_events(iter(lambda: response.readline(MAX_LINE_BYTES), b"")):
                     if "error" in event:
                         raise EngineMissingError(
-                            f"the answer broke off: {_read_message(event) or 'the server reports an error'}",
+                            f"the answer was interrupted: {_read_message(event) or 'the server reports an error'}",
                             hint="Send the message again.",
                         )
                     answer.usage = event.get("usage") or answer.usage
@@ -125,10 +125,10 @@ class ChatClient:
                             answer.add(text)
                             yield text
             except (OSError, HTTPException, ValueError, TypeError, AttributeError) as error:
-                raise self._no_answer(f"the answer broke off: {error or type(error).__name__}") from None
+                raise self._no_answer(f"the answer was interrupted: {error or type(error).__name__}") from None
         answer.end()
         if not answer.finish_reason:
-            raise self._no_answer("the connection ended before the answer did")
+            raise self._no_answer("the connection closed before the answer was complete")
 
     def _open(self, path: str, body: Mapping[str, object] | None, timeout: float) -> HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
@@ -146,16 +146,18 @@ class ChatClient:
             message = _read_message(json.loads(error.read(MAX_RESPONSE_BYTES)))
         except (OSError, HTTPException, ValueError):
             message = ""
-        said = f"{self.base_url} answers with status {error.code}: {message or error.reason}"
+        said = f"{self.base_url} returned status {error.code}: {message or error.reason}"
         if error.code in (401, 403):
-            return UsageError(said, hint="Give a key of this server in TUNELINE_API_KEY or with --key.")
+            return UsageError(said, hint="Set an API key of this server in TUNELINE_API_KEY or with --key.")
         if error.code == 429 or error.code >= 500:
             wait = error.headers.get("Retry-After", "")
             return EngineMissingError(said, hint=f"Try again{f' in {wait} seconds' if wait.isdecimal() else ' later'}.")
         return UsageError(said, hint="Correct the request, or the address of the server.")
 
     def _no_answer(self, reason: str) -> EngineMissingError:
-        return EngineMissingError(f"{self.base_url}: {reason}", hint="Check that the server runs at this address.")
+        return EngineMissingError(
+            f"{self.base_url}: {reason}", hint="Check that the server is running at this address."
+        )
 
 
 def read_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -54,7 +54,7 @@ class ChatTemplates:
         if self._repository is None:
             raise RequestError(
                 501,
-                "this gateway cannot render conversations: it was started without --repository; use /v1/completions",
+                "this gateway cannot render conversations because it was started without --repository; use /v1/completions",
                 code="unsupported_endpoint",
             )
         try:

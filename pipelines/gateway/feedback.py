@@ -79,7 +79,7 @@ class FeedbackFile:
         """
         origin = self._answers.get(answer_id)
         if origin is not None and origin.key != key:
-            raise RequestError(404, f"no answer of this key has the id {answer_id}", code="not_found", param="id")
+            raise RequestError(404, f"no answer of this key has the ID {answer_id}", code="not_found", param="id")
         return origin
 
     def append(self, feedback: Feedback, origin: AnswerOrigin | None, key: str) -> None:

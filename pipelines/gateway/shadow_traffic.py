@@ -63,11 +63,11 @@ class ShadowTraffic:
             (*labels, "outcome"), registry=self.registry,
         )  # fmt: skip
         self._length = Histogram(
-            "tuneline_gateway_shadow_length_ratio", "Length of a shadow answer divided by that of the answer.",
+            "tuneline_gateway_shadow_length_ratio", "Length of a shadow answer divided by that of the answer to the client.",
             labels, buckets=RATIOS, registry=self.registry,
         )  # fmt: skip
         self._duration = Histogram(
-            "tuneline_gateway_shadow_duration_ratio", "Duration of a shadow answer divided by that of the answer.",
+            "tuneline_gateway_shadow_duration_ratio", "Duration of a shadow answer divided by that of the answer to the client.",
             labels, buckets=RATIOS, registry=self.registry,
         )  # fmt: skip
 

@@ -30,26 +30,26 @@ class GatewayMetrics:
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.first_token = Histogram(
-            "tuneline_gateway_time_to_first_token_seconds", "Time from a request to its first piece of text.", labels,
+            "tuneline_gateway_time_to_first_token_seconds", "Time from a request to the first text of its answer.", labels,
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.token_gap = Histogram(
-            "tuneline_gateway_inter_token_seconds", "Time between two pieces of text, per token.", labels,
+            "tuneline_gateway_inter_token_seconds", "Time between two parts of an answer, per token.", labels,
             buckets=TOKEN_SECONDS, registry=registry,
         )  # fmt: skip
-        self.prompt_tokens = Counter("tuneline_gateway_prompt_tokens", "Tokens of prompts.", labels, registry=registry)
+        self.prompt_tokens = Counter("tuneline_gateway_prompt_tokens", "Prompt tokens.", labels, registry=registry)
         self.completion_tokens = Counter(
-            "tuneline_gateway_completion_tokens", "Tokens of answers.", labels, registry=registry
+            "tuneline_gateway_completion_tokens", "Answer tokens.", labels, registry=registry
         )
         self.running = Gauge(
             "tuneline_gateway_running_requests", "Requests that are being answered.", registry=registry
         )
-        self.draining = Gauge("tuneline_gateway_draining", "1 while the server drains.", registry=registry)
+        self.draining = Gauge("tuneline_gateway_draining", "1 while the server is draining.", registry=registry)
         self.ready_models = Gauge(
-            "tuneline_gateway_ready_models", "Models that are ready to answer, with adapters.", registry=registry
+            "tuneline_gateway_ready_models", "Models that are ready to answer, including adapters.", registry=registry
         )
         self.slots = Gauge(
-            "tuneline_gateway_slots", "Requests that the model computes at the same time.", ("model", "version"),
+            "tuneline_gateway_slots", "Requests that the model processes concurrently.", ("model", "version"),
             registry=registry,
         )  # fmt: skip
 

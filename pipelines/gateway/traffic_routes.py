@@ -35,8 +35,10 @@ class Shadow(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: ModelName = Field(description="Name of the model in Triton.")
-    share: float = Field(0.1, gt=0, le=1, description="Share of the answered requests that are copied.")
-    max_running: int = Field(4, ge=1, description="Copies are dropped while more requests than this are answered.")
+    share: float = Field(0.1, gt=0, le=1, description="Share of answered requests that are copied.")
+    max_running: int = Field(
+        4, ge=1, description="Maximum number of requests in progress; above it, copies are dropped."
+    )
 
 
 class AbortLimits(BaseModel):
@@ -45,9 +47,13 @@ class AbortLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = True
-    min_requests: int = Field(50, ge=1, description="Requests that the target answers before an abort.")
+    min_requests: int = Field(
+        50, ge=1, description="Minimum number of requests that the target answers before an abort."
+    )
     max_slowdown: float = Field(2.0, ge=1, le=1e3, description="Tolerated ratio to the latency of the first target.")
-    false_abort_rate: float = Field(0.05, gt=0, lt=1, description="Probability of an abort without a difference.")
+    false_abort_rate: float = Field(
+        0.05, gt=0, lt=1, description="Probability of an abort if the targets do not differ."
+    )
 
 
 class Route(BaseModel):
@@ -59,7 +65,7 @@ class Route(BaseModel):
     sticky: str = Field(
         "none",
         pattern=r"^(none|key|user|header [A-Za-z0-9-]{1,64})$",
-        description="Subject that always gets the same target: key, user or header NAME.",
+        description="Identity that always gets the same target: key, user or header NAME.",
     )
     shadow: Shadow | None = None
     abort: AbortLimits = AbortLimits()

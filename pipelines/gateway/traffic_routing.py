@@ -94,15 +94,15 @@ class TrafficRouter:
         self._tallies: Tally[tuple[str, str, str]] = Tally()
         self._shadow = ShadowTraffic(triton, request_seconds, registry)
         self._requests = Counter(
-            "tuneline_gateway_route_requests", "Requests of a route by the model that answered.",
+            "tuneline_gateway_route_requests", "Requests to a route, by the model that answered.",
             ("route", "model", "version"), registry=registry,
         )  # fmt: skip
         self._fallbacks = Counter(
-            "tuneline_gateway_route_fallbacks", "Requests that another target answered: the chosen one is not loaded.",
+            "tuneline_gateway_route_fallbacks", "Requests that another target answered because the chosen target was not loaded.",
             ("route", "model"), registry=registry,
         )  # fmt: skip
         self._abort_counter = Counter(
-            "tuneline_gateway_canary_aborts", "Targets that lost their traffic.", ("route", "model", "reason"),
+            "tuneline_gateway_canary_aborts", "Targets that were aborted and no longer receive requests.", ("route", "model", "reason"),
             registry=registry,
         )  # fmt: skip
         self._checked = 0.0

@@ -340,7 +340,7 @@ def _pause(run: SubmittedRun, timeout: float, interval: float) -> None:
     left = run.started_at + timeout - time.monotonic() if timeout else interval
     if left <= 0:
         raise InterruptedRunError(
-            f"the run is still {run.state} after {timeout:g} s and continues", hint=_build_status_hint(run)
+            f"the run is still {run.state} after {timeout:g} s; it continues", hint=_build_status_hint(run)
         )
     time.sleep(min(interval, left))
 

@@ -129,8 +129,8 @@ def _scan_store(store: Path, gaps: list[Gap]) -> list[StoredArtifact]:
     digests = set(artifact_store.list_artifacts(store))
     aside, unfinished = artifact_store.list_unfinished(store)
     digests |= set(artifact_store.list_artifacts(store))
-    reason = "unfinished output of a job that is running or was killed on another machine"
-    hint = "Search again when no run is active, or an hour after the job was killed."
+    reason = "unfinished output of a job that is running, or that was killed on another machine"
+    hint = "Search again when no run is active, or one hour after the job was killed."
     gaps += [{"what": str(folder), "why": reason, "hint": hint} for folder in unfinished]
     artifacts = []
     for sha256 in sorted(digests):
@@ -153,7 +153,7 @@ def _scan_store(store: Path, gaps: list[Gap]) -> list[StoredArtifact]:
 def _build_gap(target: str, error: TunelineError | OSError) -> Gap:
     if isinstance(error, TunelineError):
         return {"what": target, "why": error.message, "hint": error.hint}
-    hint = "Check the permissions, and whether the disk is mounted and intact."
+    hint = "Check the permissions, and check that the disk is mounted and intact."
     return {"what": target, "why": str(error), "hint": hint}
 
 

@@ -254,7 +254,7 @@ def _translate_error(error: TunelineError | OSError) -> TunelineError:
         return error
     return LineageError(
         f"{error.filename or 'a file'} cannot be read: {error.strerror or error}",
-        hint="Check the permissions of the file and its folders, and whether its disk is mounted and intact.",
+        hint="Check the permissions of the file and its folders, and check that its disk is mounted and intact.",
     )
 
 

@@ -286,7 +286,7 @@ def _load_recorded(version: RegisteredModel, alias: str | None, request: Reprodu
         raise LineageError(
             f"the dataset {sha256[:12]} of {version.name} version {version.version} is no longer in any store and was"
             " not published",
-            hint="Restore the artifact store from a backup, or give the workdir that contains it with --workdir.",
+            hint="Restore the artifact store from a backup, or set --workdir to the workdir that contains it.",
         )
     return RecordedVersion(version, alias, model, model_copy, dataset, dataset_copy, revision)
 
@@ -461,8 +461,8 @@ def _execute(plan: ReproductionPlan, request: ReproductionRequest, folder: Path)
     else:
         if dataset is not None:
             reporter.note(
-                "the curated dataset differs from the recorded dataset; training uses the recorded dataset, so that the"
-                " models are comparable"
+                "the curated dataset differs from the recorded dataset; training uses the recorded dataset so that the "
+                "models are comparable"
             )
         if recorded.revision:
             _describe_revision(recorded.version, recorded.revision, request)
@@ -475,7 +475,7 @@ def _execute(plan: ReproductionPlan, request: ReproductionRequest, folder: Path)
                 hint="Restore the artifact store from a backup.",
             )
         dataset = dataset or training_data
-    reporter.step("fine-tuning again")
+    reporter.step("repeating the fine-tuning")
     with _limit_threads(environment_diff.select_threads(recorded.arithmetic)):
         model = _make_or_overwrite(
             lambda overwrite: tuning.finetune(
@@ -507,7 +507,7 @@ def _execute(plan: ReproductionPlan, request: ReproductionRequest, folder: Path)
 def _curate(
     sources: CurationSources, recorded: RecordedVersion, request: ReproductionRequest, folder: Path
 ) -> Artifact:
-    request.reporter.step("curating again")
+    request.reporter.step("repeating the curation")
     store = request.workdir.store
     earlier = []
     for one in sources.earlier:

@@ -144,8 +144,8 @@ def export_rows(
     if not exported.held_back:
         shutil.rmtree(folder)
         raise InputError(
-            f"no subject is held back: all {exported.conversations} answers give training rows",
-            hint="Increase --held-back, or wait for feedback of more subjects.",
+            f"no subject is held back: all {exported.conversations} answers become training rows",
+            hint="Increase --held-back, or wait for feedback from more subjects.",
         )
     cycle.update(rows=str(folder), exported=now.isoformat())
     state.save()
@@ -195,7 +195,7 @@ def compare_answers(evaluation: Path, held_back: Path, max_loss: float) -> Compa
     by_group: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row["id"] not in groups:
-            raise InputError(f"rows were erased from {held_back} meanwhile", hint="Run the same command again.")
+            raise InputError(f"rows were erased from {held_back} during the run", hint="Run the same command again.")
         candidate, champion = (json.loads(row[name])[METRIC] for name in ("candidate_scores", other))
         by_group[groups[row["id"]]].append((candidate - champion) / METRIC_MAXIMUM)
     differences = [fmean(values) for _, values in sorted(by_group.items())]
@@ -227,7 +227,7 @@ def decide(
     verdict, version = cycle["run"]["verdict"], cycle["run"]["mlflow"]["model_version"]
     outcome: tuple[str, str] | None
     if verdict != "accepted":
-        outcome = REFUSED if verdict == "refused" else UNCHANGED, f"the evaluation's verdict is {verdict}"
+        outcome = REFUSED if verdict == "refused" else UNCHANGED, f"the verdict of the evaluation is {verdict}"
     elif cycle.get("shadow"):
         outcome = _decide_by_shadow(state, cycle, customization, now, read_pairs())
     else:
@@ -316,7 +316,10 @@ def _decide_by_shadow(
 def _promote(customization: Customization, version: str) -> tuple[str, str]:
     config = customization.model_registry
     if not config.auto_promote:
-        return NOT_PROMOTED, f"model_registry.auto_promote is false: tuneline promote {config.name} --version {version}"
+        return (
+            NOT_PROMOTED,
+            f"model_registry.auto_promote is false; promote with: tuneline promote {config.name} --version {version}",
+        )
     registered = registry.get_registered(config.name, version)
     if (proof := registered.tags.get("tuneline.proof")) != "proven":
         return NOT_PROMOTED, f"the package is {proof}"

@@ -61,7 +61,7 @@ def check_triggers(
     alarm = _read_alarm(options.drift) if options.drift else None
     reasons = []
     if alarm and (last is None or alarm != last["alarm"]):
-        reasons.append(f"drift alarm in window {alarm[1]} against {alarm[0]}")
+        reasons.append(f"drift alarm in window {alarm[1]}, compared with {alarm[0]}")
     if 0 < options.min_feedback <= count:
         reasons.append(f"{count} answers with feedback; the threshold is {options.min_feedback}")
     if options.every_days and (since is None or now - since >= timedelta(days=options.every_days)):
@@ -79,7 +79,7 @@ def read_time(line: Mapping[str, Any]) -> datetime:
         return datetime.fromisoformat(line["time"]).astimezone()
     except (KeyError, ValueError, TypeError):
         raise InputError(
-            f"the feedback on {line['id']} has the time {line.get('time')!r}; expected such as 2026-11-27T06:00:00Z",
+            f"the feedback on {line['id']} has the time {line.get('time')!r}; expected a time such as 2026-11-27T06:00:00Z",
             hint="Add the time of the feedback to its line.",
         ) from None
 
@@ -94,6 +94,6 @@ def _read_alarm(path: Path) -> list[Any] | None:
         return [result["reference"]["name"], number, result["windows"][number - 1]["from"]]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise InputError(
-            f"--drift: {path} is not a result of a drift check",
+            f"--drift: {path} is not the result of a drift check",
             hint="Write it with `tuneline traffic drift --json > drift.json`.",
         ) from None

@@ -80,7 +80,7 @@ def _read_result(child: subprocess.Popen[bytes], output: Path, errors: Path) -> 
         text = errors.read_text(encoding="utf-8", errors="replace")[-MAX_ERROR_CHARACTERS:].strip()
         raise TunelineError(
             f"the process of the run ended with status {child.returncode}: {text or 'no output'}",
-            hint="Run the same call again to resume; `tuneline logs latest` prints the logs.",
+            hint="Run the same call again to resume. `tuneline logs latest` prints the logs.",
         ) from None
     if error := values.get("error"):
         raise TunelineError.from_dict(error, child.returncode)

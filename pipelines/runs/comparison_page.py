@@ -67,7 +67,7 @@ def list_data_rows(runs: Sequence[Json]) -> list[list[object]]:
     ]
     digests = [run["dataset"] and run["dataset"]["sha256"] for run in runs]
     equal = [digest == digests[0] if digest and digests[0] else None for digest in digests]
-    return [*rows, ["equal to the first", *equal], ["digest", *(digest and digest[:12] for digest in digests)]]
+    return [*rows, ["equal to the first run", *equal], ["digest", *(digest and digest[:12] for digest in digests)]]
 
 
 def _count_rows(dataset: Json) -> dict[str, int]:
@@ -106,7 +106,7 @@ def build_metric_table(comparison: Json) -> tuple[list[str], list[list[str]]]:
     """
     head = ["metric", "items", "base"]
     for number, run in enumerate(comparison["runs"]):
-        head += [run["run"], "− base (95%)", *(["− first (95%)"] if number else [])]
+        head += [run["run"], "− base (95% CI)", *(["− first (95% CI)"] if number else [])]
     rows = []
     for task, by_metric in comparison["metrics"].items():
         for metric, values in by_metric.items():
@@ -163,7 +163,7 @@ def _plot_curves(runs: Sequence[Json]) -> str:
                 series[run["run"]] = ([x for x, _ in points], [y for _, y in points])
         if series:
             title = "Training loss" if name == "train_loss" else "Validation loss"
-            caption = f"{title}: cross-entropy on the trained tokens."
+            caption = f"{title}: cross-entropy on the tokens trained on."
             plots += html_report.plot_lines(series, x="optimizer step", y="loss, nats per token", caption=caption)
     return plots
 
@@ -173,9 +173,9 @@ def _render_metrics(comparison: Json) -> str:
         return html_report.render_paragraph("No run has an evaluation.", "soft")
     names = [run["run"] for run in comparison["runs"]]
     note = (
-        "Columns of each run: its candidate's value; the 95% interval of candidate − base; the difference from the "
-        "first run's candidate with its 95% interval, by paired bootstrap over the items of both. The intervals are not corrected "
-        "for the number of runs and metrics."
+        "Columns of each run: the candidate's value; the 95% confidence interval of candidate − base; the "
+        "difference from the first run's candidate with its 95% confidence interval, by paired bootstrap over the items of both runs. "
+        "The intervals are not corrected for multiple comparisons."
     )
     table = html_report.render_table(*build_metric_table(comparison))
     intervals = {
@@ -187,7 +187,7 @@ def _render_metrics(comparison: Json) -> str:
     }
     plot = ""
     if intervals:
-        caption = f"First metric of each task: difference to {names[0]} with its 95% interval."
+        caption = f"First metric of each task: difference from {names[0]} with its 95% confidence interval."
         plot = html_report.plot_intervals(intervals, x="difference", caption=caption)
     return html_report.render_paragraph(note, "soft") + table + plot
 

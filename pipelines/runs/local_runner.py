@@ -187,7 +187,7 @@ def _close_stale_runs(workdir: Workdir, reporter: Reporter) -> None:
         closed = uri not in unreachable and mlflow_tracking.close_abandoned_run(uri, stale.name)
         if not closed and uri not in unreachable:  # query an unreachable server once
             unreachable.add(uri)
-            reporter.note(f"the MLflow server {uri} does not respond; killed runs remain open there")
+            reporter.note(f"the MLflow server {uri} does not respond, so killed runs remain open there")
         expired = time.time() - float(values.get("started") or 0) > TRACKING_RETRY_SECONDS
         stale.update(status="killed" if status == "running" else status, tracking_open=not (closed or expired))
         stale.reserve.unlink(missing_ok=True)

@@ -22,8 +22,8 @@ DEFAULT_ANSWERS = 6
 TRAINING_FIGURES = ("steps", "tokens", "train_loss", "validation_loss", "tokens_per_second")
 # What two evaluations may have measured differently, and the effect on their comparison.
 SUBJECT_EFFECTS = {
-    "test splits": "their scores on these are of different rows",
-    "base models": "differences to the base have different references",
+    "test splits": "the held-out scores cover different rows",
+    "base models": "differences from the base have different references",
     "incumbents": "their verdicts have different references",
     "gate rules": "their verdicts cannot be compared",
     "engines": "scores may differ by rounding",
@@ -44,7 +44,7 @@ def find_runs(workdir: Workdir, names: Sequence[str]) -> list[Run]:
     hint = "Give two or more runs; `tuneline status` lists those of a workdir."
     runs = [find_run(workdir, name) for name in names]
     if len(runs) < 2:
-        raise UsageError(f"a comparison needs two runs; found {' '.join(names) or 'none'}", hint=hint)
+        raise UsageError(f"a comparison requires two runs; found {' '.join(names) or 'none'}", hint=hint)
     seen: dict[object, str] = {}
     for name, run in zip(names, runs, strict=True):
         folder = run.folder.resolve()
@@ -198,7 +198,7 @@ def _list_obstacles(first: ComparedRun, run: ComparedRun) -> list[str]:
         return [f"{' and '.join(missing)}: no evaluation, so the metrics of {names} cannot be compared."]
     before, after = (one.evaluation.get("measured") for one in (first, run))
     if not (before and after):
-        return [f"{names}: an evaluation of an earlier release does not state what it measured."]
+        return [f"{names}: an evaluation from an earlier release does not record what it measured."]
     differing = _list_differing_subjects(before, after)
     found = [
         f"{names} have different {subject}; {effect}."
@@ -207,7 +207,7 @@ def _list_obstacles(first: ComparedRun, run: ComparedRun) -> list[str]:
     ]
     keys = [key for key in differing if key not in SUBJECT_EFFECTS]
     if keys:
-        found.append(f"{names} have different settings of the measurement: {', '.join(keys)}.")
+        found.append(f"{names} have different evaluation settings: {', '.join(keys)}.")
     tasks = dict.fromkeys([*first.evaluation["metrics"], *run.evaluation["metrics"]])
     if other := [task for task in tasks if not _has_equal_items(first, run, task)]:
         found.append(f"{names} have different items in {', '.join(other)}; no difference is computed for these tasks.")

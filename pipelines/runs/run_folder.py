@@ -299,7 +299,7 @@ def lock_workdir(workdir: Workdir) -> Iterator[None]:
                 _remove_lock(lock, lambda taken: (other := _read_holder(taken)) is None or not other.is_alive)
         else:
             raise UsageError(
-                f"cannot lock {workdir.root}: other processes are competing for {lock}", hint="Run the command again."
+                f"cannot lock {workdir.root}: other processes compete for {lock}", hint="Run the command again."
             )
     finally:
         draft.unlink(missing_ok=True)

@@ -258,11 +258,11 @@ def get_unproven_reason(config: Customization) -> str | None:
 def format_unproven_warning(reason: str) -> str:
     """Return the warning about an unproven package."""
     action = (
-        "Set triton_packaging.prove to true to prove it."
+        "Set triton_packaging.prove to true to test the package."
         if reason == PROOF_DISABLED
         else triton_installation.installation_hint()
     )
-    return f"the model will be packaged unproven and not be promoted: {reason}. {action}"
+    return f"the model will be packaged unproven and cannot be promoted: {reason}. {action}"
 
 
 def _build_plan(stage: str, config: Customization) -> Plan:
@@ -293,8 +293,8 @@ def _fetch_incumbent(config: Customization, workdir: Workdir, finetune_key: str,
     holder = found if incumbent == found.model_sha256 else find_by_digest(found.name, incumbent)
     if holder is None:
         reporter.note(
-            f"the incumbent of version {found.version} is in neither this store nor the registry; "
-            "the version is compared with itself"
+            f"the incumbent of version {found.version} is neither in this store nor in the "
+            f"registry; the candidate is compared with version {found.version} instead"
         )
         holder = found
     if not artifact_store.has_artifact(workdir.store, holder.model_sha256):

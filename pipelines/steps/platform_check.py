@@ -119,7 +119,7 @@ def _check_pod(expected: Mapping[str, Any], workdir: Workdir, reporter: Reporter
                 raise ValueError("not an existing folder")
             result["found"] = "mounted"
             if not os.path.ismount(mount) and mount.stat().st_dev == Path("/").stat().st_dev:
-                found = "not a mount: its files are deleted with the pod"
+                found = "not a mount; its files are deleted with the pod"
                 result.update({"ok": False, "needed": False, "found": found, "hint": hint})
     for folder in dict.fromkeys((workdir.root, workdir.store, workdir.state, artifact_store.get_cache_folder())):
         with _check(results, f"folder {folder}", VOLUME_HINT) as result:
@@ -136,16 +136,16 @@ def _check_pod(expected: Mapping[str, Any], workdir: Workdir, reporter: Reporter
             # The content is constant, because two runs may write the note at the same time.
             artifact_store.write_note(workdir.store, NOTE_KEY, STEP_NAME)
             if artifact_store.read_note(workdir.store, NOTE_KEY) != STEP_NAME:
-                raise ValueError("the note read back differs from the note written")
-            result["found"] = "a note was written and read back"
+                raise ValueError("the test object that was read back differs from the one written")
+            result["found"] = "a test object was written and read back"
     with _check(
-        results, "space on the volume", "Free space on the volume, or enlarge the claim or its quota."
+        results, "space on the volume", "Free some space on the volume, or enlarge the claim or its quota."
     ) as result:
         free = shutil.disk_usage(workdir.root).free
         result["found"] = f"{free / GIB:,.0f} GiB free"
         if free <= MIN_FREE_BYTES:
             raise ValueError(f"{result['found']}; expected more than {MIN_FREE_BYTES // GIB} GiB")
-    hint = "Give the stages scratch space: resources.others.scratch in platform.yaml."
+    hint = "Request scratch space for the stages with resources.others.scratch in platform.yaml."
     with _check(results, "temporary files", hint) as result, tempfile.TemporaryFile() as file:
         file.write(b"0")
         result["found"] = tempfile.gettempdir()
@@ -185,7 +185,7 @@ def _exercise_folder(folder: Path) -> None:
     finally:
         os.close(descriptor)
     if file.read_bytes() != content or file not in list(folder.iterdir()):
-        raise ValueError("the file read back differs from the file written")
+        raise ValueError("the test file that was read back differs from the one written")
     try:
         os.link(file, link)
     except OSError as error:

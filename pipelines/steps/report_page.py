@@ -129,7 +129,7 @@ def _render_data(data: Record) -> str:
     )
     sources = html_report.render_table(["source", "sha256"], [[s["uri"], s["sha256"]] for s in data["sources"]])
     if data["evaluation_sets"]:
-        head = ["evaluation set", "rejected rows", "items", "cannot be found"]
+        head = ["evaluation set", "rejected rows", "items", "unsearchable items"]
         sets = [
             [name, counts["rejected_rows"], counts["items"], counts["unsearchable"]]
             for name, counts in data["evaluation_sets"].items()
@@ -139,7 +139,7 @@ def _render_data(data: Record) -> str:
     examples |= {f"unreadable · {u['file']}:{u['line']}": u["why"] for u in data["unreadable"]}
     if not examples:
         return plot + sources + html_report.render_paragraph("No row was rejected or unreadable.", "soft")
-    note = "Examples of rejected rows; rejected.parquet and quarantine.jsonl of the dataset list every row."
+    note = "Examples of rejected rows; rejected.parquet and quarantine.jsonl of the dataset list all of them."
     return plot + sources + html_report.render_paragraph(note, "soft") + html_report.render_cards(examples)
 
 
@@ -160,12 +160,12 @@ def _render_training(training: Record) -> str:
         }
     )
     share = training["rows_seen"] / rows["train"] if rows["train"] else 0.0
-    text = f"Trained on {training['learned']} of {rows['train']:,} rows; it saw {min(share, 1):.0%} of them"
+    text = f"Trained on {training['learned']} of {rows['train']:,} rows; training saw {min(share, 1):.0%} of them"
     if rows["without_answer"]:
         text += f"; {rows['without_answer']:,} more were skipped because no answer fits in the maximum length"
     text += "."
     if training["resumed_from"]:
-        text += f" The training was interrupted and resumed from step {training['resumed_from']:,}."
+        text += f" Training was interrupted and resumed from step {training['resumed_from']:,}."
     plot = ""
     if series:
         caption = "Cross-entropy on the assistant's tokens."
@@ -188,7 +188,7 @@ def _render_comparison(evaluation: Record) -> str:
         for metric, values in by_metric.items():
             scores = [values[role] for role in ("base", "candidate", "incumbent")]
             rows.append([f"{task}.{metric}", *scores, *(values["ci95"] or (None, None)), values["n"]])
-    head = ["metric", "base", "candidate", "champion", "candidate − base, from", "to (95%)", "items"]
+    head = ["metric", "base", "candidate", "champion", "candidate − base, 95% CI: lower", "upper", "items"]
     rules = [[describe_outcome(rule), rule["reason"]] for rule in evaluation["rules"]]
     return plot + html_report.render_table(head, rows) + html_report.render_table(["rule", "finding"], rules)
 
@@ -212,7 +212,7 @@ def _render_package(package: Record | None, verdict: str) -> str:
     )
     text = (
         "A Triton server loaded the package. Its answers to the golden prompts over HTTP and gRPC match those of the "
-        "model before packaging."
+        "unpackaged model."
     )
     answers = [[answer["prompt"], answer["text"], answer["match"]] for answer in package["answers"]]
     return (
@@ -236,7 +236,7 @@ def _render_lineage(links: Sequence[Record], revision: Record) -> str:
     for sha256, link in reversed(by_digest.items()):
         children[sha256] = [name for name in link["inputs"] if name not in shown]
         shown.update(children[sha256])
-    note = f"Dataset version {revision['tag']}, commit {revision['rev']}. Each digest is the sha256 of the content; "
+    note = f"Dataset version {revision['tag']}, commit {revision['rev']}. Each digest is the SHA-256 of the content; "
     return html_report.render_tree("", children, label) + html_report.render_paragraph(
         f"{note}`tuneline lineage` verifies them.", "soft"
     )
@@ -253,7 +253,7 @@ def _render_cost(record: Record) -> str:
         elif recorded:
             costs.append((stage, "cached; cost of the original run" if is_local else "recorded cost", recorded))
         elif spent:
-            costs.append((stage, "ran, reused a result", spent))
+            costs.append((stage, "ran; reused a result", spent))
     if is_local:
         costs.append(("all steps of this run", "", record["spent"]))
     costs.append(("all artifacts of this run", "built in this or earlier runs", record["cost_to_make"]))
@@ -265,7 +265,7 @@ def _render_cost(record: Record) -> str:
         for stage, note, cost in costs
     ]
     note = (
-        "CPU time is summed over cores and child processes. GPU time is wall time on every GPU in use. "
+        "CPU time is summed over cores and child processes. GPU time is wall time multiplied by the number of GPUs in use. "
         "The time of killed steps is not included."
     )
     for title, name in (("kWh", "kwh"), (f"cost, {rates.prices.currency or 'no currency'}", "cost")):
@@ -274,7 +274,7 @@ def _render_cost(record: Record) -> str:
             rows = [[*row, values[name]] for row, values in zip(rows, figures, strict=True)]
     unpriced = sorted({name.replace("_", " ") for values in figures for name in values["unpriced"]})
     if unpriced and any(values["cost"] is not None for values in figures):
-        note += f" The cost leaves out {', '.join(unpriced)}, whose price is not set."
+        note += f" The cost excludes {', '.join(unpriced)}, whose price is not set."
     if any(values["energy"] == "estimated" for values in figures):
         note += " Energy is estimated from power and time."
     return html_report.render_table(head, rows) + html_report.render_paragraph(note, "soft")

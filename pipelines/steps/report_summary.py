@@ -18,12 +18,12 @@ def summarize(record: Record) -> list[str]:
         f"Trained for {format_value(float(training['epochs']))} epochs on {rows:,} rows of {record['revision']['tag']}"
     )
     if training["rows_seen"] < rows:
-        trained += f", of which it saw {training['rows_seen']:,} ({training['rows_seen'] / rows:.0%})"
+        trained += f", of which training saw {training['rows_seen']:,} ({training['rows_seen'] / rows:.0%})"
     missing = _list_unmeasured(record)
     return [
         f"{trained}.",
         _compare_with_base(record["evaluation"]),
-        f"Not measured: {'; '.join(missing)}." if missing else "The gate could apply all of its rules.",
+        f"Not measured: {'; '.join(missing)}." if missing else "The gate applied all of its rules.",
     ]
 
 
@@ -39,8 +39,8 @@ def _compare_with_base(evaluation: Record) -> str:
     place = "held-out text" if task == "held_out" else f"the task {task}"
     name = f"{metric} on {place}"
     if values["candidate"] is None or values["base"] is None:
-        return f"Its {name} could not be compared with that of the base."
-    figures = f"{format_value(values['candidate'])} against {format_value(values['base'])}, {values['n']:,} items"
+        return f"The candidate's {name} could not be compared with that of the base."
+    figures = f"{format_value(values['candidate'])} vs. {format_value(values['base'])}, {values['n']:,} items"
     for rule in evaluation["rules"]:
         if (
             rule["metric"] == f"{task}.{metric}"
@@ -50,16 +50,16 @@ def _compare_with_base(evaluation: Record) -> str:
         ):
             gain, low, high = rule["gain"]
             if low <= 0 <= high:
-                return f"Its {name} does not differ clearly from that of the base ({figures})."
-            return f"Its {name} is {'better' if gain > 0 else 'worse'} than that of the base ({figures})."
-    return f"Its {name} was compared with that of the base ({figures})."
+                return f"The candidate's {name} does not differ clearly from that of the base ({figures})."
+            return f"The candidate's {name} is {'better' if gain > 0 else 'worse'} than that of the base ({figures})."
+    return f"The candidate's {name} was compared with that of the base ({figures})."
 
 
 def _list_unmeasured(record: Record) -> list[str]:
     rules, missing = record["evaluation"]["rules"], []
     skipped = [rule for rule in rules if describe_outcome(rule) == "not applicable"]
     if any(rule["against"] == "incumbent" for rule in skipped):
-        missing.append("the difference to an earlier version, because no incumbent exists")
+        missing.append("the difference from an earlier version, because no incumbent exists")
     if any(rule["against"] != "incumbent" for rule in skipped):
         missing.append("parts of the test rows, because they have too few items")
     if not any(rule["metric"].startswith(SUITE_PREFIX) for rule in rules):
@@ -67,7 +67,7 @@ def _list_unmeasured(record: Record) -> list[str]:
     if record["package"] is None:
         missing.append("serving, because only accepted candidates are packaged")
     elif record["package"]["proof"] is None:
-        missing.append("serving, because no Triton server could load the package")
+        missing.append("serving, because the package was not tested in a Triton server")
     return missing
 
 
@@ -81,19 +81,21 @@ def list_warnings(record: Record) -> list[str]:
         warnings.append(f"The package is not proven and cannot be promoted: {package['unproven_because']}.")
     if training["rows_seen"] < rows["train"]:
         share = f"{training['rows_seen'] / rows['train']:.0%}"
-        warnings.append(f"The training saw {share} of its rows. Raise fine_tuning.max_steps or set epochs to see all.")
+        warnings.append(
+            f"Training saw {share} of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows."
+        )
     before, after = training.get("validation_loss_before"), training["validation_loss"]
     if before is not None and after is not None and after > before:
         warnings.append(
-            f"The validation loss rose from {format_value(before)} to {format_value(after)} during the training."
+            f"The validation loss rose from {format_value(before)} to {format_value(after)} during training."
         )
     if rows["truncated"]:
         warnings.append(f"{rows['truncated']:,} training rows were truncated to the maximum length.")
     if rows["without_answer"]:
-        warnings.append(f"{rows['without_answer']:,} rows were skipped: no answer fits in the maximum length.")
+        warnings.append(f"{rows['without_answer']:,} rows were skipped because no answer fits in the maximum length.")
     if unreadable := data["rows"]["quarantined"]:
         warnings.append(f"{unreadable:,} records of the sources are unreadable; quarantine.jsonl lists them.")
     unsearchable = [name for name, counts in data["evaluation_sets"].items() if counts["unsearchable"]]
     if unsearchable:
-        warnings.append(f"Some items of {', '.join(unsearchable)} cannot be found in the training data.")
+        warnings.append(f"Decontamination cannot search the training data for some items of {', '.join(unsearchable)}.")
     return warnings

@@ -68,7 +68,7 @@ class EndpointTeacher:
         except ValidationError as error:
             raise UsageError(
                 f"{option}: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
-                hint=f"Give a URL such as https://teacher.example/v1, and a variable's name with {option}-key.",
+                hint=f"Give a URL such as https://teacher.example/v1, and the name of an environment variable with {option}-key.",
             ) from None
         key = chat_completions.read_api_key(options.key_variable, f"{option}-key", "synthesis")
         listed = _list_models(option, options.source, key)
@@ -76,7 +76,7 @@ class EndpointTeacher:
             names = ", ".join(listed[:MAX_LISTED_MODELS]) or "none"
             raise UsageError(
                 f"{option}-model is not set, and the endpoint lists {len(listed)} models: {names}",
-                hint=f"Name the model with {option}-model.",
+                hint=f"Set the model with {option}-model.",
             )
         endpoint = ChatEndpoint(
             options.source.rstrip("/"),
@@ -85,7 +85,7 @@ class EndpointTeacher:
             options.timeout_seconds,
             options.retries,
             role=option.lstrip("-"),
-            hint=f"Check {option} (without /chat/completions), {option}-model, and the variable of {option}-key.",
+            hint=f"Check {option} (without /chat/completions), {option}-model, and the environment variable in {option}-key.",
         )
         return EndpointTeacher(endpoint, options.concurrency)
 
@@ -117,7 +117,7 @@ class EndpointTeacher:
         except NoAnswerError as error:
             raise InterruptedRunError(
                 f"the {self._endpoint.role} at {self._endpoint.base_url} stopped answering: {error}",
-                hint=f"Check the endpoint. {RESUME_HINT} Answers so far are stored.",
+                hint=f"Check the endpoint. {RESUME_HINT} The answers received so far are stored.",
             ) from None
         finally:  # requests under way end by their timeout; their answers are stored
             self._endpoint.stopped.set()
@@ -207,7 +207,7 @@ def _list_models(option: str, url: str, key: str) -> list[str]:
         if error.code in (401, 403):
             raise EngineMissingError(
                 f"the {option.lstrip('-')} at {url} rejects the key: {status}",
-                hint=f"Name the environment variable with the API key with {option}-key, and check its value.",
+                hint=f"Set {option}-key to the environment variable that contains the API key, and check its value.",
             ) from None
         return []
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -17,7 +17,7 @@ from pipelines.synthesis.synthesis import SynthesizedRows
 KIND = "synthesis"
 ROWS_FILENAME, REJECTED_FILENAME, REPORT_FILENAME = "rows.jsonl", "rejected.jsonl", "report.html"
 
-DAMAGED_HINT = "Write the rows again from the stored answers with --overwrite."
+DAMAGED_HINT = "Write the rows again from the stored answers: add --overwrite."
 
 
 def find_finished(folder: Path, key: str, *, overwrite: bool) -> Artifact | None:
@@ -49,7 +49,7 @@ def find_finished(folder: Path, key: str, *, overwrite: bool) -> Artifact | None
         if existing.kind != KIND or not overwrite:
             hint = "Choose another folder with -o"
             hint += (
-                ", or replace the rows with --overwrite; its answers are used again." if existing.kind == KIND else "."
+                ", or replace the rows with --overwrite; stored answers are reused." if existing.kind == KIND else "."
             )
             raise OutputOccupiedError(
                 f"{folder} already contains another {existing.kind} ({existing.content_sha256[:12]})", hint=hint

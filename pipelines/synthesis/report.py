@@ -39,7 +39,7 @@ def render_report(summary: Mapping[str, Any], result: SynthesizedRows) -> str:
         ("prompts", tokens["input"], summary["prices"]["input"]),
         ("answers", tokens["output"], summary["prices"]["output"]),
     ]
-    basis = " Some numbers of tokens are estimated, because the endpoint does not report them."
+    basis = " Some token counts are estimated because the endpoint does not report them."
     sections = {
         "Yield": render_tiles(figures) + render_paragraph(summary["note"], "bad"),
         "Reject reasons": render_table(("reason", "answers"), list(rows["rejected"].items()))
@@ -56,7 +56,7 @@ def render_report(summary: Mapping[str, Any], result: SynthesizedRows) -> str:
         "Diversity": render_tiles({f"distinct-{n}": diversity[f"distinct_{n}"] for n in (1, 2, 3)})
         + render_table(("first word of the question", "questions"), list(diversity["openings"].items()))
         + render_table(("document", "rows"), list(diversity["documents"].items())),
-        "Cost": render_table(("tokens of", "tokens", "price per million"), costs)
+        "Cost": render_table(("part", "tokens", "price per million"), costs)
         + render_paragraph(basis if tokens["estimated"] else ""),
         "Provenance": render_table(("", "name", "sha256"), _list_origins(summary)),
         "Accepted rows": _render_rows(result.rows),

@@ -64,7 +64,7 @@ def _check_length(candidate: Candidate, passage: Passage, min_support: float) ->
         if len(find_words(turn.question)) < MIN_QUESTION_WORDS:
             return f"the question has fewer than {MIN_QUESTION_WORDS} words: {turn.question}"
         if not _list_content_words(turn.answer):
-            return f"the answer has no word that states a fact: {turn.answer}"
+            return f"the answer states no fact: {turn.answer}"
         if len(turn.question) > MAX_QUESTION_CHARACTERS or len(turn.answer) > MAX_ANSWER_CHARACTERS:
             return f"the question has {len(turn.question):,} characters, the answer {len(turn.answer):,}"
     return ""
@@ -102,7 +102,7 @@ def _check_support(candidate: Candidate, passage: Passage, min_support: float) -
         answer = _list_content_words(turn.answer)
         missing = sorted(answer - known - _list_content_words(turn.question))
         if 1 - len(missing) / len(answer) < min_support:
-            return f"{len(missing)} of {len(answer)} words of the answer do not occur: {', '.join(missing)}"
+            return f"{len(missing)} of {len(answer)} words of the answer do not occur in the passage or the question: {', '.join(missing)}"
         if not answer & _list_content_words(turn.evidence):
             return f"the answer shares no word with its evidence: {turn.answer}"
     return ""
@@ -128,7 +128,7 @@ def _check_pair(candidate: Candidate, passage: Passage, min_support: float) -> s
         return ""
     chosen, rejected = set(find_words(candidate.turns[-1].answer)), set(find_words(candidate.rejected))
     similarity = len(chosen & rejected) / max(1, len(chosen | rejected))
-    return f"the words of both answers are equal by {similarity:.0%}" if similarity > MAX_PAIR_SIMILARITY else ""
+    return f"{similarity:.0%} of the words of both answers are equal" if similarity > MAX_PAIR_SIMILARITY else ""
 
 
 def _list_content_words(text: str) -> set[str]:

@@ -97,11 +97,11 @@ def _read_texts(value: object, names: tuple[str, ...]) -> list[str]:
     for name in names:
         text = value[name]
         if not isinstance(text, str) or not text.strip():
-            raise InvalidAnswerError(f"{name} is not a text, or is empty")
+            raise InvalidAnswerError(f"{name} is empty or not a string")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidAnswerError(f"{name} contains half of a surrogate pair") from None
+            raise InvalidAnswerError(f"{name} contains a lone surrogate") from None
         if CONTROL_CHARACTER.search(text):
             raise InvalidAnswerError(f"{name} contains a control character")
         texts.append(text.strip())

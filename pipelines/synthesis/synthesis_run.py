@@ -107,7 +107,7 @@ class PreparedSynthesis:
                 reasons = ", ".join(f"{count} {reason}" for reason, count in result.reasons.items())
                 raise InputError(
                     f"no answer of {self.teacher.name} passes the checks: {reasons}",
-                    hint=f"See the answers in {self.output / answer_journal.FILENAME}, and use a larger teacher.",
+                    hint=f"Check the answers in {self.output / answer_journal.FILENAME}, and use a larger teacher.",
                 )
             summary = self._summarize(result)
             if summary["note"]:
@@ -121,21 +121,21 @@ class PreparedSynthesis:
         self.output.mkdir(parents=True, exist_ok=True)
         with Journal(self.output / answer_journal.FILENAME) as journal:
             if len(journal):
-                self.reporter.note(f"{len(journal):,} stored answers are used again")
+                self.reporter.note(f"{len(journal):,} stored answers are reused")
             for answer in journal:
                 self.budget.add(answer)
             yield journal
 
     def _synthesize(self, journal: Journal, max_tasks: int | None = None) -> SynthesizedRows:
         work = Synthesis(self.tasks, self.settings, self.teacher, self.judge, journal, self.budget, self.reporter)
-        self.reporter.step(f"asking {self.teacher.name}")
+        self.reporter.step(f"requesting answers from {self.teacher.name}")
         try:
             return work.run(max_tasks)
         except TeacherBudgetReachedError as error:
             raise InterruptedRunError(
                 f"{error}; {len(journal):,} answers are stored",
-                hint="Raise the limit and run the same command to resume, or lower --rows to the rows that the stored "
-                "answers suffice for.",
+                hint="Raise the limit and run the same command again to resume, or reduce --rows to match the stored "
+                "answers.",
             ) from None
 
     def _list_inputs(self) -> list[ArtifactInput]:
@@ -148,8 +148,8 @@ class PreparedSynthesis:
         note = ""
         if accepted < requested:
             note = (
-                f"{accepted:,} of {requested:,} rows: every passage was asked for. Add documents, raise --per-passage, or "
-                "add a template."
+                f"{accepted:,} of {requested:,} rows: all passages were used. Add documents, raise --per-passage, or add "
+                "a template."
             )
         budget = self.budget
         return {

@@ -193,7 +193,7 @@ def test_server_without_models_can_be_tried_again(page: Page, models: FakeModels
     say(page, "Hello")
     page.wait_until("document.querySelector('.failed')")
     assert page.text(".failed .error") == (
-        "The model cannot answer now: the model server does not answer. Try again in 1 second."
+        "The model cannot answer now: the model server does not respond. Try again in 1 second."
     )
     models.is_down = False
     page.click(".failed button")

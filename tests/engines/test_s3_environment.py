@@ -36,6 +36,6 @@ def test_store_check_writes_a_note_and_reports_wrong_keys(
     assert (result["ok"], result["needed"]) == (False, True)
     assert "is not permitted with these credentials" in result["found"]
     for _ in range(2):
-        assert check_store(tmp_path)["found"] == "a note was written and read back"
+        assert check_store(tmp_path)["found"] == "a test object was written and read back"
     (note,) = s3_server.client().list_objects_v2(Bucket="place-of-the-runs")["Contents"]
     assert note["Key"] == "tuneline/keys/check_the_platform/trial"

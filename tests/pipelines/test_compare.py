@@ -155,7 +155,7 @@ def test_other_test_split_has_no_difference_and_a_warning(tmp_path: Path) -> Non
     result = compare(make_run(tmp_path, "a"), make_run(tmp_path, "b", shift=0.5, test_split="other"))
     assert result["metrics"]["held_out"]["loss"][1]["difference"] is None
     assert result["warnings"] == [
-        "b and a have different test splits; their scores on these are of different rows.",
+        "b and a have different test splits; the held-out scores cover different rows.",
         "b and a have different items in held_out; no difference is computed for these tasks.",
     ]
 
@@ -179,7 +179,7 @@ def test_unfinished_stages_are_absent(tmp_path: Path) -> None:
     assert "b: no evaluation, so the metrics of b and a cannot be compared." in result["warnings"]
     rows = {row[0]: row[1:] for row in comparison_page.list_data_rows(result["runs"])}
     assert rows["train split"] == [6, 16, None]
-    assert rows["equal to the first"] == [True, False, None]
+    assert rows["equal to the first run"] == [True, False, None]
     assert ["fine-tune", 2.5, None, None] in comparison_page.list_stage_rows(result["runs"])
     assert finished["curve"] == [{"step": 1, "train_loss": 2.0}, {"step": 2, "train_loss": 1.0}]
     assert "failed" in comparison_page.render_comparison(result)
@@ -261,7 +261,7 @@ def test_wrong_runs_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "wd", "beta", shift=0.5)
     hint = "Give two or more runs; `tuneline status` lists those of a workdir."
     refused = {
-        ("alpha",): ("a comparison needs two runs; found alpha", hint),
+        ("alpha",): ("a comparison requires two runs; found alpha", hint),
         ("alpha", "wd/runs/alpha"): ("alpha and wd/runs/alpha are the same run, alpha", hint),
         ("alpha", "gamma"): (
             f"run gamma does not exist in {Workdir(tmp_path / 'wd').root}; existing runs: beta, alpha",

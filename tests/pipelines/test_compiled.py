@@ -220,7 +220,7 @@ def test_relative_path_is_refused_and_no_file_is_written(tmp_path: Path) -> None
         "stage": "",
         "kind": "configuration",
         "message": "data_curation.sources: raw/a.jsonl is a relative path; pods require absolute paths",
-        "hint": "Give the path on the shared volume as pods see it, for example /data/raw/tickets.jsonl.",
+        "hint": "Give the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl.",
     }
     assert list(tmp_path.iterdir()) == []
 
@@ -241,7 +241,7 @@ def test_compiling_without_a_platform_warns_about_the_volume(tmp_path: Path) -> 
     process = tuneline("compile", "-o", "pipeline.yaml", cwd=tmp_path)
     assert process.returncode == 0
     assert process.stderr == (
-        "tuneline: without -p platform.yaml the pods share no volume and cannot read one another's artifacts; "
+        "tuneline: without -p platform.yaml, the pods share no volume and cannot read each other's artifacts; "
         "`tuneline init` writes a commented platform.yaml\n"
     )
     assert process.stdout.startswith(
@@ -429,8 +429,8 @@ def test_secret_variable_is_refused_without_its_value(tmp_path: Path, name: str)
 @pytest.mark.parametrize("name", ["MLFLOW_TRACKING_URI", "HTTPS_PROXY", "ANY"])
 def test_address_with_a_password_is_refused_without_the_password(tmp_path: Path, name: str, address: str) -> None:
     assert get_platform_error(tmp_path, {name: address}).endswith(
-        f"{name} contains an address with a password, readable in the compiled pipeline; "
-        "expected a reference to a secret with the full address, under `secrets`"
+        f"{name} contains an address with a password, which would be readable in the "
+        "compiled pipeline; expected a reference to a secret with the full address, under `secrets`"
     )
 
 

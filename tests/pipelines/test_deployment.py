@@ -425,7 +425,7 @@ def test_killed_server_and_deployment_recover_without_the_registry(
     promote(NAME, "1", reporter=SilentReporter())
     with run_deployment(tmp_path) as deployed:
         deployed.find_triton().kill()
-        deployed.wait_for("is restarted with the deployed version")
+        deployed.wait_for("is being restarted with the deployed version")
         assert wait_until(lambda: is_serving(deployed, registered, "1"), 90), deployed.read_log()
         deployed.process.kill()
         deployed.process.wait()
@@ -654,7 +654,7 @@ def test_failed_installation_is_retried_and_the_served_version_stays(
         blocker = folder / "packages" / registered.packages[1].sha256
         blocker.write_text("no folder can be here")
         watcher.poll(deployment, get_address(server))
-        assert "version 2 cannot be installed now and will be retried" in read_log(folder)
+        assert "version 2 cannot be installed now; the installation will be retried" in read_log(folder)
         assert deployment.state.refused is None
         assert request_grpc(server, PROMPTS[0])[0] == "1"
         blocker.unlink()

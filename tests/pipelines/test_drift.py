@@ -230,7 +230,7 @@ def test_rows_that_are_not_tested_are_reported(tmp_path: Path) -> None:
     result = answer_in_process("traffic", "drift", *OPTIONS, cwd=tmp_path)
     assert result["limitations"][:2] == [
         "1 of 502 rows have no text of a user and were not tested",
-        "1 damaged lines were not read",
+        "1 damaged lines were skipped",
     ]
     assert "several versions answered (7, 8)" in result["limitations"][-1]
     assert (result["alarm"], result["pending"]) == (False, 1)
@@ -261,9 +261,9 @@ def test_missing_models_are_refused(tmp_path: Path) -> None:
     write_home(tmp_path, days=8, foreign_from=8)
     options = OPTIONS[2:]
     error = refusal(1, "traffic", "drift", *options, cwd=tmp_path)
-    assert "do not name the digest of their model" in error["message"]
+    assert "do not record the digest of their model" in error["message"]
     error = refusal(2, "traffic", "drift", *options, "--embedding-model", "model", cwd=tmp_path)
-    assert "contains no model with safetensors and tokenizer.json" in error["message"]
+    assert "contains no model with safetensors files and tokenizer.json" in error["message"]
     error = refusal(
         2, "traffic", "drift", *options, "--embedding-model", "model", "--embeddings", "output", cwd=tmp_path
     )

@@ -441,7 +441,7 @@ def test_too_few_rows_give_the_warning_of_curation(fresh_project: Path, estimate
 def test_unprovable_package_gives_a_warning(estimate: Estimate) -> None:
     warnings = estimate("triton_packaging.prove=false")["warnings"]
     assert any(
-        w.startswith("the model will be packaged unproven and not be promoted: triton_packaging.prove is off")
+        w.startswith("the model will be packaged unproven and cannot be promoted: triton_packaging.prove is off")
         for w in warnings
     )
 

@@ -165,7 +165,7 @@ def test_dataset_of_a_killed_job_is_searched_and_its_work_reported(
     assert process.returncode == 1
     [gap] = json.loads(process.stdout)["not_searched"]
     assert gap["what"].endswith(job.name)
-    assert gap["why"] == "unfinished output of a job that is running or was killed on another machine"
+    assert gap["why"] == "unfinished output of a job that is running, or that was killed on another machine"
 
 
 @pytest.mark.long

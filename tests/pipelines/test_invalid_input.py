@@ -83,7 +83,7 @@ ERRORS = {
         "{file} does not exist", "Check the path; `tuneline init` writes a commented customization.yaml."
     ),
     "folder as configuration": ExpectedError(
-        "{file} is a folder, not a file", "Give a file in it, for example {file}/customization.yaml."
+        "{file} is a folder, not a file", "Give a file in this folder, for example {file}/customization.yaml."
     ),
     "pipe as configuration": ExpectedError(
         "{file} is a pipe or a device, not a file", "Give the path of a file with the configuration."
@@ -738,7 +738,7 @@ def test_too_few_rows_are_reported_after_the_missing_triton_warning(
     check_text_error("too few rows", process, "data_curation")
     check_cleanup(project / "wd", "too few rows", "data_curation")
     expected = ERRORS["no Triton wheel"]
-    note = f"the model will be packaged unproven and not be promoted: {expected.message}. {expected.hint}"
+    note = f"the model will be packaged unproven and cannot be promoted: {expected.message}. {expected.hint}"
     assert note in process.stderr.splitlines()[: process.stderr.splitlines().index("curate")]
 
 
@@ -830,7 +830,7 @@ def test_package_made_with_an_old_glibc_is_unproven_and_not_promoted(
     expected = ERRORS["old glibc"]
     lines = finished_run.first.stderr.splitlines()
     assert (
-        f"the model will be packaged unproven and not be promoted: {expected.message}. {expected.hint}"
+        f"the model will be packaged unproven and cannot be promoted: {expected.message}. {expected.hint}"
         in lines[: lines.index("curate")]
     )
     assert finished_run.result["mlflow"]["aliases"] == ["candidate", "challenger"]
@@ -1125,7 +1125,7 @@ REPRODUCTION_ERRORS = {  # the tests are in test_reproduction.py
     "process … on … has locked …/reproduce/…": ("busy", 1),
 }
 EXPORT_ERRORS = {  # the tests are in test_lineage.py
-    "… version … is not exported, because its lineage is damaged: …": ("lineage", 1),
+    "… version … is not exported because its lineage is damaged: …": ("lineage", 1),
     "the dataset of … version … was not found": ("lineage", 1),
     "… is an artifact; the format … requires a registered version": ("usage", 2),
     "… is in the folder of the … …; an additional file would invalidate its signature": ("output_occupied", 2),
@@ -1470,7 +1470,7 @@ DEPLOYMENT_ERRORS = {  # the tests are in tests/pipelines/test_deployment.py
     "… serves …@…, not …@…": ("failed", 1),
     "the Triton server at … does not answer: …": ("engine_missing", 1),
     "'…' is not a valid model name for Triton": ("usage", 2),
-    "version … cannot be installed now and will be retried: …": ("failed", 1),
+    "version … cannot be installed now; the installation will be retried: …": ("failed", 1),
     "…@… no longer points to version …": ("failed", 1),
 }
 CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_commands.py
@@ -1486,15 +1486,15 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "no prompt was captured on the reference days …": ("input", 1),
     "the reference … has … prompts…; expected at least …": ("input", 1),
     "no window after the reference is complete": ("input", 1),
-    "the captured rows do not name the digest of their model": ("input", 1),
+    "the captured rows do not record the digest of their model": ("input", 1),
     "the model … of the captured rows is not in …": ("input", 1),
-    "… contains no model with safetensors and tokenizer.json": ("configuration", 2),
+    "… contains no model with safetensors files and tokenizer.json": ("configuration", 2),
     "the captured rows in … cannot be read: …": ("input", 1),
     "--subject is empty": ("usage", 2),
     "… is not a feedback file": ("input", 1),
     "the tombstone … is damaged": ("input", 1),
     "--workdir: … does not exist": ("input", 1),
-    "no captured answer in … gives a training row": ("input", 1),  # from here on in capture/test_traffic_export.py
+    "no captured answer in … yields a training row": ("input", 1),  # from here on in capture/test_traffic_export.py
     "… contains an export of other rows": ("output_occupied", 2),
     "… is not an export of captured traffic": ("input", 1),
     "the exported rows in … have changed": ("input", 1),
@@ -1503,10 +1503,10 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "no trigger is set; …": ("usage", 2),
     "--feedback is not set": ("usage", 2),
     "--shadow-days requires --feedback": ("usage", 2),
-    "--drift: … is not a result of a drift check": ("input", 1),
+    "--drift: … is not the result of a drift check": ("input", 1),
     "… is damaged": ("input", 1),
-    "fine_tuning.objective is …, whose rows captured traffic does not give": ("configuration", 2),
-    "the feedback on … has the time …; expected such as …": ("input", 1),
+    "fine_tuning.objective is …, but captured traffic has no rows for this objective": ("configuration", 2),
+    "the feedback on … has the time …; expected a time such as …": ("input", 1),
     # From here on in tests/pipelines/capture/test_traffic_bucket.py.
     "… has captured rows that are not in …": ("configuration", 2),
     "… keeps versions of deleted objects; …": ("configuration", 2),
@@ -1517,7 +1517,7 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
 }
 COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py and test_status.py
     "… has no report: its state is …": ("usage", 2),
-    "a comparison needs two runs; found …": ("usage", 2),
+    "a comparison requires two runs; found …": ("usage", 2),
     "… and … are the same run, …": ("usage", 2),
 }
 EXPLANATION_ERRORS = {  # the tests are in tests/pipelines/explanation
@@ -1536,10 +1536,10 @@ EXPLANATION_ERRORS = {  # the tests are in tests/pipelines/explanation
     "the prompt has … tokens; the model's context has …": ("input", 1),
     "prompt and answer have … tokens; the model's context has …": ("input", 1),
     "the answer is empty": ("input", 1),
-    "the log-probability of the answer is …: the model computes no finite numbers": ("input", 1),
+    "the log-probability of the answer is …, not a finite number": ("input", 1),
     "the captured traffic in … has no answer …": ("input", 1),
     "the subject of the answer … was erased": ("input", 1),
-    "the captured request of … has no messages, or several answers": ("input", 1),
+    "the captured request of … has no messages, or more than one answer": ("input", 1),
     "the model … is not a registered version": ("usage", 2),
     "the answer was written by the model … (… version …); … is …": ("usage", 2),
     "the model … records no training dataset": ("input", 1),

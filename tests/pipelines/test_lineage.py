@@ -947,7 +947,7 @@ def test_lineage_of_a_dpo_model_leads_to_both_datasets_and_the_original_base(suc
     card = check_bom(ml_bom.render_ml_bom(facts))["metadata"]["component"]["modelCard"]
     datasets = [f"dataset:{dataset.sha256}" for dataset in (successor.pairs, sft.dataset)]
     assert [one["ref"] for one in card["modelParameters"]["datasets"]] == datasets
-    assert f"- dataset of an earlier training: `{sft.dataset.sha256}`" in dossier.render_dossier(facts).text
+    assert f"- dataset of an earlier training run: `{sft.dataset.sha256}`" in dossier.render_dossier(facts).text
 
 
 def test_tree_nests_the_sft_model_below_the_base_model(

@@ -45,16 +45,16 @@ def build_record(gain: list[float], **training: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gain", "comparison"),
     [
-        ([0.5, 0.4, 0.6], "is better than that of the base (2 against 2.5, 40 items)"),
-        ([-0.5, -0.6, -0.4], "is worse than that of the base (2 against 2.5, 40 items)"),
-        ([0.1, -0.2, 0.4], "does not differ clearly from that of the base (2 against 2.5, 40 items)"),
+        ([0.5, 0.4, 0.6], "is better than that of the base (2 vs. 2.5, 40 items)"),
+        ([-0.5, -0.6, -0.4], "is worse than that of the base (2 vs. 2.5, 40 items)"),
+        ([0.1, -0.2, 0.4], "does not differ clearly from that of the base (2 vs. 2.5, 40 items)"),
     ],
 )
 def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None:
     assert report_summary.summarize(build_record(gain)) == [
-        "Trained for 0.5 epochs on 120 rows of dataset-v3, of which it saw 60 (50%).",
-        f"Its loss on held-out text {comparison}.",
-        "Not measured: the difference to an earlier version, because no incumbent exists.",
+        "Trained for 0.5 epochs on 120 rows of dataset-v3, of which training saw 60 (50%).",
+        f"The candidate's loss on held-out text {comparison}.",
+        "Not measured: the difference from an earlier version, because no incumbent exists.",
     ]
 
 
@@ -68,12 +68,12 @@ def test_warnings_state_what_limits_the_result() -> None:
     assert report_summary.list_warnings(limited) == [
         "The gate refused the candidate. The section Verdict lists the failed rules.",
         "The package is not proven and cannot be promoted: glibc is older than 2.35.",
-        "The training saw 50% of its rows. Raise fine_tuning.max_steps or set epochs to see all.",
-        "The validation loss rose from 3 to 4 during the training.",
+        "Training saw 50% of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows.",
+        "The validation loss rose from 3 to 4 during training.",
         "7 training rows were truncated to the maximum length.",
-        "2 rows were skipped: no answer fits in the maximum length.",
+        "2 rows were skipped because no answer fits in the maximum length.",
         "3 records of the sources are unreadable; quarantine.jsonl lists them.",
-        "Some items of arc.jsonl cannot be found in the training data.",
+        "Decontamination cannot search the training data for some items of arc.jsonl.",
     ]
 
 

@@ -102,7 +102,7 @@ def test_malformed_configuration_is_reported() -> None:
 def test_relative_path_is_refused() -> None:
     error = get_error(sources=["demo:python-docs", "raw/a.jsonl"])
     assert error.message == "data_curation.sources: raw/a.jsonl is a relative path; pods require absolute paths"
-    assert error.hint == "Give the path on the shared volume as pods see it, for example /data/raw/tickets.jsonl."
+    assert error.hint == "Give the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl."
     assert "fine_tuning.base_model: models/llama is a relative path" in get_error(base_model="models/llama").message
     assert combine(base_model="hf://org/name@main", sources=["/data/*"]).fine_tuning.base_model == "hf://org/name@main"
 

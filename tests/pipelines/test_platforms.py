@@ -371,7 +371,7 @@ def test_run_has_deadline_ttl_and_retries(compiled_texts: dict[str, str]) -> Non
         ),
         (
             "resources: {evaluation: {memory: 8Gi, memory_request: 4Gi}}",
-            "resources.evaluation.memory_request: no effect: memory 8Gi is both request and limit",
+            "resources.evaluation.memory_request: no effect, because memory 8Gi sets both request and limit",
         ),
         ("network: {proxy: 'http://a'}", "network.proxy: unknown key (did you mean"),
         ("security: {run_as_user: 0}", "security.run_as_user: found 0; expected 1 or more"),

@@ -438,7 +438,7 @@ def test_without_a_platform_submit_warns_of_the_missing_volume(api: KfpApi, subm
     code, result, _ = submit("--endpoint", api.url, "--experiment", "e")
     assert code == 0
     assert result["warnings"] == [
-        "without -p platform.yaml the pods share no volume and cannot read one another's artifacts; "
+        "without -p platform.yaml, the pods share no volume and cannot read each other's artifacts; "
         "`tuneline init` writes a commented platform.yaml"
     ]
 
@@ -898,7 +898,7 @@ def test_wait_timeout_exits_75(api: KfpApi, submit: SubmitCommand, pipeline_file
     assert (code, *get_error(result)) == (
         75,
         "interrupted",
-        "the run is still RUNNING after 0.3 s and continues",
+        "the run is still RUNNING after 0.3 s; it continues",
         f"See {api.url}/#/runs/details/{run_id}, or `kfp run get {run_id}`.",
     )
     assert (result["error"]["run_id"], result["error"]["state"]) == (run_id, "RUNNING")

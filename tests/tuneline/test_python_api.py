@@ -242,7 +242,10 @@ def test_comparison_equals_that_of_the_command_line(tmp_path: Path, monkeypatch:
     assert "<h4>Limits</h4>" not in shown, "a section without content has no heading"
     assert shown.count("<svg") == page.count("<svg") == 2
     assert "Scroll sideways" not in shown
-    for names, message in ((["latest"], "a comparison needs two runs"), (["latest", "20260102"], "are the same run")):
+    for names, message in (
+        (["latest"], "a comparison requires two runs"),
+        (["latest", "20260102"], "are the same run"),
+    ):
         with pytest.raises(tuneline.TunelineError, match=message):
             tuneline.compare(*names, workdir="wd")
 

@@ -189,7 +189,7 @@ class Column {
           }
         }
       }
-      if (!answer.isDone) throw new ShownError("The connection ended before the answer did.");
+      if (!answer.isDone) throw new ShownError("The connection closed before the answer was complete.");
     } catch (error) {
       if (error.name === "AbortError") answer.finish = "stopped";
       else answer.error = error instanceof ShownError ? error : new ShownError(`The connection ended: ${error.message}.`);

@@ -14,9 +14,7 @@ from pipelines.definition import pod_spec
 from pipelines.kubeflow.preflight.cluster_api import ClusterApi, ForbiddenError, RefusedError
 from pipelines.kubeflow.submission import KubeflowServer
 
-RBAC_HINT = (
-    "Request the rights in deploy/components/doctor/doctor-rbac.yaml, or run the check as a user with these rights."
-)
+RBAC_HINT = "Request the rights in deploy/components/doctor/doctor-rbac.yaml, or run the check as a user who has them."
 
 
 @dataclass

@@ -159,7 +159,7 @@ def connect_in_cluster() -> ClusterApi:
     try:
         client, namespace = kubernetes_client.connect_pod()
     except ConfigException:
-        message = "no cluster is configured: no kubeconfig exists, and this is not a pod with a service account token"
+        message = "no cluster is configured: no kubeconfig exists, and the command does not run in a pod with a service account token"
         raise EngineMissingError(message, hint=KUBECONFIG_HINT) from None
     return _require_answer(client, namespace)
 

@@ -54,7 +54,7 @@ def _check_image(context: CheckContext, image: str) -> CheckResult:
         account = context.get("serviceaccounts", context.service_account)
         login = collect_logins(context, account).get(registry)
     except ForbiddenError:
-        unread = "the pull secrets may not be read"
+        unread = "the caller may not read the pull secrets"
     ssl_context = build_trust_context(context)
     try:
         status = run_with_timeout(

@@ -75,10 +75,10 @@ def _check_grace_period(runtime: dict[str, Any], pods: TrainJobSettings) -> Chec
         if job["name"] == TRAINER_CONTAINER
     ]
     needed, given = pods.save_seconds + EXIT_GRACE_SECONDS, min(seconds, default=DEFAULT_GRACE_SECONDS)
-    found = f"{given} s; save_seconds is {pods.save_seconds}, and {EXIT_GRACE_SECONDS} s to exit"
+    found = f"{given} s; save_seconds is {pods.save_seconds}, plus {EXIT_GRACE_SECONDS} s to exit"
     hint = (
-        f"Set terminationGracePeriodSeconds of the runtime {pods.runtime} to {needed} or more: jobs in a queue have the "
-        "runtime's."
+        f"Set terminationGracePeriodSeconds of the runtime {pods.runtime} to {needed} or more: queued jobs use the "
+        "runtime's value."
     )
     return check_result(f"grace period of the runtime {pods.runtime}", given >= needed, found, hint)
 
@@ -106,7 +106,7 @@ def check_limits(platform: Platform, limits: JsonObject, namespace: str) -> Iter
         used["runtimes"] = [f"{pods.runtime_kind}/{pods.runtime}"]
     allowed = {key: str((limits.get("data") or {}).get(key, "")).split("\n") for key in used}
     missing = [f"{value} ({key})" for key, values in used.items() for value in values if value not in allowed[key]]
-    found = f"not listed: {', '.join(missing)}" if missing else f"{LIMITS_NAME} lists all values"
+    found = f"not in the list: {', '.join(missing)}" if missing else f"all values are in {LIMITS_NAME}"
     hint = f"Ask an administrator to list them in the ConfigMap {LIMITS_NAME} in {namespace}, or correct platform.yaml."
     yield check_result("limits of the launcher", not missing, found, hint)
 
@@ -123,11 +123,11 @@ def _check_rights(context: CheckContext, kind: ResourceKind, namespace: str) -> 
         verbs = [verb for verb in JOB_VERBS if is_missing(verb, kind.group, kind.plural)]
         details = [f"{verb} {plural}" for verb, group, plural in STATUS_RIGHTS if is_missing(verb, group, plural)]
     except ForbiddenError:
-        yield skipped_check(name, "reviewing another account's access is forbidden", hint)
+        yield skipped_check(name, "the caller may not review the access of another account", hint)
         return
     has_all = f"{account} has all required rights in {namespace}"
     found = f"{account} may not {', '.join(verbs)} {kind.plural} in {namespace}" if verbs else has_all
     yield check_result(name, not verbs, found, hint)
-    restricted = f"{account} may not {', '.join(details)} in {namespace}; the status of a training job has less detail"
+    restricted = f"{account} may not {', '.join(details)} in {namespace}; the status of training jobs has less detail"
     name, found = "rights to report the status of training jobs", restricted if details else has_all
     yield check_result(name, not details, found, hint, needed=False)

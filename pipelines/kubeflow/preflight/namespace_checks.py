@@ -38,7 +38,7 @@ def check_pod_security(context: CheckContext) -> Iterator[CheckResult]:
         "Set security: {run_as_user: UID, run_as_non_root: true} in platform.yaml, "
         "with the UID of the owner of the volume's folder."
     )
-    yield check_result("pod security", ok, found if ok else f"{found}, and the pods do not set runAsNonRoot", hint)
+    yield check_result("pod security", ok, found if ok else f"{found}, but the pods do not set runAsNonRoot", hint)
 
 
 def check_service_account(context: CheckContext) -> Iterator[CheckResult]:

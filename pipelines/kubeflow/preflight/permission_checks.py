@@ -130,7 +130,7 @@ def check_account_rights(context: CheckContext) -> Iterator[CheckResult]:
     except ForbiddenError:
         command = f"auth can-i create workflowtaskresults.argoproj.io --as=system:serviceaccount:{namespace}:{account}"
         hint = f"Ask an administrator to run: {context.format_kubectl(command)}"
-        yield skipped_check(name, "reviewing another account's access is forbidden", hint)
+        yield skipped_check(name, "the caller may not review the access of another account", hint)
         return
     role = "--clusterrole=kubeflow-edit" if context.is_multi_user else "--role=pipeline-runner"
     bind = context.format_kubectl(f"create rolebinding {account} {role} --serviceaccount={namespace}:{account}")

@@ -31,7 +31,7 @@ def check_secrets(context: CheckContext) -> Iterator[CheckResult]:
         try:
             yield _check_secret(context, name, keys)
         except ForbiddenError as error:
-            yield skipped_check(f"secret {name}", f"secrets may not be read ({error.message})", RBAC_HINT)
+            yield skipped_check(f"secret {name}", f"the caller may not read secrets ({error.message})", RBAC_HINT)
 
 
 def _check_secret(context: CheckContext, name: str, keys: dict[str, str]) -> CheckResult:
@@ -127,7 +127,7 @@ def check_pull_secrets(context: CheckContext) -> Iterator[CheckResult]:
         try:
             found = context.get("secrets", name)
         except ForbiddenError as error:
-            yield skipped_check(title, f"secrets may not be read ({error.message})", RBAC_HINT)
+            yield skipped_check(title, f"the caller may not read secrets ({error.message})", RBAC_HINT)
             continue
         kind, problem, registries = (found or {}).get("type", ""), "", ""
         if found is None:
@@ -138,7 +138,7 @@ def check_pull_secrets(context: CheckContext) -> Iterator[CheckResult]:
             try:
                 registries = ", ".join(_read_logins(found)) or "no registry"
             except ValueError:
-                problem = f"key {PULL_SECRET_KEYS[kind]} is not in the format of docker's configuration"
+                problem = f"key {PULL_SECRET_KEYS[kind]} is not in the format of Docker's config.json"
         create = context.format_kubectl(
             f"create secret docker-registry {name} --docker-server=REGISTRY "
             "--docker-username=USER --docker-password=PASSWORD"

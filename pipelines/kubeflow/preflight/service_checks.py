@@ -26,7 +26,7 @@ EXPERIMENTS_PATH = "/api/2.0/mlflow/experiments/search?max_results=1"
 CREDENTIAL_VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 TRACKING_URI_KEY = "mlflow.tracking_uri in platform.yaml"
 TOKEN_EXAMPLE = "secrets: {MLFLOW_TRACKING_TOKEN: {name: SECRET, key: KEY}}"
-FIRST_STEP_HINT = "Start the run; its first step repeats the check."
+FIRST_STEP_HINT = "Start the run; its first step repeats this check."
 MIN_KUBEFLOW_VERSION = (2, 0)
 KEY_VERSIONS = {"security": (2, 16), "run.timeout_seconds": (2, 17), "run.keep_seconds": (2, 17)}
 
@@ -39,16 +39,16 @@ def check_mlflow(context: CheckContext) -> Iterator[CheckResult]:
             read_secret_value(context, secret.name, secret.key) if secret else context.platform.mlflow.tracking_uri
         )
     except ForbiddenError as error:
-        found = f"the address is in a secret that may not be read ({error.message})"
+        found = f"the address is in a secret that the caller may not read ({error.message})"
         yield skipped_check("MLflow", found, FIRST_STEP_HINT)
         return
     if not address:
-        yield check_result("MLflow", True, "a file on the volume, for one run at a time", "")
+        yield check_result("MLflow", True, "a file on the volume, which supports one run at a time", "")
         return
     host = urlsplit(url_credentials.split_credentials(address)[0]).hostname or ""
     if host in LOOPBACK_HOSTS:
         hint = f"Set {TRACKING_URI_KEY} to an address that the pods can reach, for example http://mlflow.mlflow:5000."
-        yield check_result("MLflow", False, f"{host} refers to the pod itself, which runs no MLflow", hint)
+        yield check_result("MLflow", False, f"{host} refers to the pod itself, which does not run MLflow", hint)
         return
     if result := _check_service(context, host):
         yield result
@@ -67,7 +67,7 @@ def check_mlflow(context: CheckContext) -> Iterator[CheckResult]:
         )
     except (TunelineError, OSError, ValueError, HTTPException) as error:
         reason = describe_failure(error)
-        hint = f"Start MLflow, or correct {TRACKING_URI_KEY}; the run's first step checks a server for pods only."
+        hint = f"Start MLflow, or correct {TRACKING_URI_KEY}. If only pods can reach the server, the first step of the run checks it."
         if reason == CERTIFICATE_PROBLEM:
             hint = "Set the CA certificate under network.certificates in platform.yaml."
         yield check_result("MLflow", False, f"{shown} does not answer: {reason}", hint)
@@ -79,7 +79,7 @@ def check_mlflow(context: CheckContext) -> Iterator[CheckResult]:
             found = f"{shown} returned {answer}; expected the API of MLflow"
         yield check_result("MLflow", status == 200, found, f"Correct {TRACKING_URI_KEY}.")
     elif not is_readable:
-        found = f"{shown} requires credentials, and the secrets may not be read"
+        found = f"{shown} requires credentials, and the caller may not read the secrets"
         yield skipped_check("MLflow", found, FIRST_STEP_HINT)
     else:
         problem = (

@@ -49,7 +49,7 @@ def _check_claim(context: CheckContext, name: str, key: str, *, is_written: bool
     try:
         nodes = node_checks.list_reachable_nodes(context)
     except ForbiddenError as error:
-        unknown = f"{found}, for a single node; the number of nodes for the pods is unknown: {error.message}"
+        unknown = f"{found}, for a single node; the number of nodes on which the pods run is unknown: {error.message}"
         return skipped_check(title, unknown, f"{hint}.")
     if len(nodes) <= 1:
         return check_result(title, True, f"{found}, and all pods run on one node", "")
@@ -84,7 +84,7 @@ def _find_binding_problem(context: CheckContext, claim: JsonObject) -> tuple[str
     try:
         found = context.api.get(f"{STORAGE_CLASSES_PATH}/{storage_class}")
     except ForbiddenError:
-        return f"Pending; the storage class {storage_class} may not be read", hint
+        return f"Pending; the caller may not read the storage class {storage_class}", hint
     if found is None:
         hint = f"Create the claim again with a class from `kubectl get storageclass`: {describe}"
         return f"Pending: the storage class {storage_class} does not exist", hint

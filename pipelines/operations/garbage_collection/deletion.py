@@ -29,7 +29,7 @@ ORIGIN_FILENAME = "origin"  # in the private folder: the item's path
 QUARANTINED_NAME = "aside"  # in the private folder: the item while it can still be restored
 DELETING_NAME = "gone"  # in the private folder: the item while it is deleted
 ROOTS_REFRESH_SECONDS = 2.0
-IN_USE_REASON = "used or referenced in the meantime"
+IN_USE_REASON = "used or referenced since the listing"
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def take_inventory(request: CollectionRequest) -> Inventory:
     notes = [f"objects of the DVC remote are kept: {remote.unknown_reason}"] if remote.unknown_reason else []
     if owner is not None and (others := registry.count_foreign_items(owner)):
         notes.append(
-            f"{others} runs and models in MLflow are not tagged with this workdir; they are kept without --all-runs"
+            f"{others} runs and models in MLflow are not tagged with this workdir; they are kept unless --all-runs is given"
         )
     return Inventory(items, find_roots(request, items), objects, notes)
 

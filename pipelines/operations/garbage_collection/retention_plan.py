@@ -101,7 +101,7 @@ def build_plan(items: Sequence[StoredItem], roots: Iterable[Root], policy: Reten
     own_roots = [
         *(Root(item.name, item.keep_reason) for item in items if item.keep_reason),
         *(Root(item.name, recent_use) for item in items if item.unused < policy.older_than),
-        *(Root(item.name, "of a kind that was not requested") for item in items if item.kind not in policy.kinds),
+        *(Root(item.name, "of a kind that was not selected") for item in items if item.kind not in policy.kinds),
     ]
     # Breadth-first search: an item has the reason of the root that reaches it in the fewest steps.
     references = {item.name: item.references for item in items}

@@ -148,11 +148,11 @@ def list_notes(measured: Json, hosts: int) -> list[str]:
     if cached := [name for name, cache in caches.items() if cache == "cached"]:
         notes.append(
             f"cached ({', '.join(cached)}): the files are smaller than {phases.MEMORY_FACTOR} times the memory and are "
-            "read through the page cache; the rates are not those of the storage"
+            "read through the page cache, so the rates are not those of the storage"
         )
     if hosts == 1:
-        notes.append("one host: a file server's memory may hold the files; use --group on several hosts")
+        notes.append("one host: the file server may serve the files from memory; use --group on several hosts")
     busy = [run for result in measured.values() for run in result.get("runs", [result])]
     if any(run.get("cpu_busy", 0) > CPU_BUSY_SHARE for run in busy):
-        notes.append("the CPUs of a host were busy; the storage may be faster than measured")
+        notes.append("the CPUs of a host were saturated; the storage may be faster than measured")
     return notes

@@ -66,7 +66,7 @@ class HostGroup:
             missing = [rank for rank in range(self.hosts) if rank not in values]
             for rank in missing:
                 if failure := self._receive("failure", rank):
-                    raise PartnerError(f"host {rank} failed: {failure['value']}", hint="Read the output of that host.")
+                    raise PartnerError(f"host {rank} failed: {failure['value']}", hint="See the output of that host.")
             if time.monotonic() > next_check:
                 self._check_heartbeats(missing)
                 next_check = time.monotonic() + 5.0
@@ -113,7 +113,7 @@ class HostGroup:
 
     def _check_folder(self) -> None:
         if not (self.folder / MESSAGES_FOLDER).exists():
-            raise PartnerError("host 0 ended and removed the benchmark's folder", hint="Read the output of that host.")
+            raise PartnerError("host 0 ended and removed the benchmark's folder", hint="See the output of that host.")
 
     @contextmanager
     def session(self, wait_seconds: float) -> Iterator[None]:

@@ -139,7 +139,7 @@ def check_space(folder: Path, plan: BenchmarkPlan) -> None:
     if needed > MAX_SPACE_SHARE * free:
         raise UsageError(
             f"the benchmark writes {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB of free space",
-            hint="Free space, or lower --size or the model of --checkpoint.",
+            hint="Free some space, lower --size, or choose a smaller model for --checkpoint.",
         )
 
 

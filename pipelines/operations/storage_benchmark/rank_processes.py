@@ -81,7 +81,7 @@ def _start_processes(processes: list[subprocess.Popen[str]], count: int) -> None
     except OSError as error:
         raise TunelineError(
             f"{len(processes)} of {count} rank processes started: {error.strerror}",
-            hint="Start fewer ranks per host, or raise its limits of open files and processes.",
+            hint="Start fewer ranks per host, or raise the host's limits on open files and processes.",
         ) from None
 
 
@@ -105,7 +105,7 @@ def _receive(process: subprocess.Popen[str]) -> str:
 def _raise_exit(process: subprocess.Popen[str]) -> None:
     raise TunelineError(
         f"a rank process ended with exit code {process.wait()}",
-        hint="If it was killed for memory, start fewer ranks per host.",
+        hint="If the process was killed for lack of memory, start fewer ranks per host.",
     )
 
 

@@ -103,7 +103,7 @@ class Records:
             if not self._keeps_open:
                 self._storage.close(descriptor)
             if count != task["stride"]:
-                raise OSError(errno.EIO, "the file is shorter than it was written", task["files"][file])
+                raise OSError(errno.EIO, "the file is shorter than the data written to it", task["files"][file])
 
 
 def emulate_training(task: Json, wait: Callable[[], None]) -> Json:

@@ -19,13 +19,13 @@ WORKLOAD_LABELS = {
     "samples_per_file": "records per file",
     "record_bytes": "record, bytes",
     "batch": "records per step",
-    "computation_seconds": "computation per step, s",
-    "order": "order of the records",
-    "read_threads": "threads that read ahead (0: the step reads)",
+    "computation_seconds": "computation time per step, s",
+    "order": "read order of the records",
+    "read_threads": "read-ahead threads (0: the step itself reads)",
     "prefetch": "batches that each thread reads ahead",
     "max_steps": "maximum number of steps (0: no limit)",
     "epochs": "maximum number of epochs (0: no limit)",
-    "target_utilization": "target utilization, share of 1",
+    "target_utilization": "target utilization, fraction of 1",
     "ignored": "ignored keys",
 }
 REPORT_FILENAME, RESULT_FILENAME = "report.html", "benchmark.json"
@@ -87,7 +87,7 @@ def describe_phases(result: Json) -> dict[str, str]:
             f"{small['files_written_per_second']:,g} files/s written and flushed"
         )
     if mix := result["mix"]:
-        texts["all teams"] = (
+        texts["all phases"] = (
             f"{mix['accelerators']} accelerators: utilization {mix['utilization']:.1%}; checkpoints written at "
             f"{format_bytes(mix['checkpoint_write_bytes_per_second'], '/s')}; {mix['files_read_per_second']:,g} files/s read"
         )
@@ -106,7 +106,7 @@ def format_plan(plan: BenchmarkPlan, path: Path) -> list[str]:
     return [
         *(f"{format_bytes(size):>9}  {name}" for name, size in plan.list_files().items()),
         f"{format_bytes(sum(plan.list_files().values())):>9}  written in a subfolder of {path}, and removed at the end",
-        f"{seconds / 60:>6.1f} min  estimate for a storage of {ASSUMED_BYTES_PER_SECOND / 1e9:g} GB/s, with every measurement of the search",
+        f"{seconds / 60:>6.1f} min  estimate for a storage of {ASSUMED_BYTES_PER_SECOND / 1e9:g} GB/s, including all measurements of the search",
     ]
 
 
@@ -121,7 +121,7 @@ def render_report(result: Json) -> str:
             {"measured": (counts, utilizations), f"target {target:g}%": ([0, max(counts)], [target] * 2)},
             x="emulated accelerators",
             y="accelerator utilization, %",
-            caption="Share of the time in which the emulated accelerators compute; the rest is waiting for reads.",
+            caption="Share of the time in which the emulated accelerators compute; in the remaining time, they wait for reads.",
         ) + html_report.render_table(
             [
                 "accelerators",

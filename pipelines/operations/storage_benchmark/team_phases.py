@@ -123,7 +123,7 @@ def measure_mix(benchmark: Benchmark, accelerators: int) -> Json:
         {"accelerators", "utilization", "passes", "checkpoint_write_bytes_per_second", "files_read_per_second"}.
     """
     plan = benchmark.plan
-    benchmark.reporter.step("all teams at the same time")
+    benchmark.reporter.step("all phases at the same time")
     training = build_training_tasks(benchmark, plan.workload, accelerators)
     checkpoint = build_checkpoint_tasks(benchmark, plan.seconds)
     ranks = benchmark.run([*training, *checkpoint, *build_reader_tasks(benchmark)]).ranks

@@ -220,10 +220,10 @@ def _assess_exclusion(step: str, measured: StepMeasurement) -> Iterator[CheckRes
                 lost = rounds - len(won)
                 if twice or lost > 0:
                     wrong.append(
-                        f"{kind}: of {rounds} names, both participants got {len(twice)} and no participant got {lost}"
+                        f"{kind}: of {rounds} names, {len(twice)} went to both participants and {lost} to neither"
                     )
                 shares.append(f"{kind} {len(first[kind])}:{len(second[kind])}")
-            found = "; ".join(wrong) or f"one participant got each of {rounds} names ({', '.join(shares)})"
+            found = "; ".join(wrong) or f"exactly one participant got each of {rounds} names ({', '.join(shares)})"
             yield _build_result("exclusive names", not wrong, found)
         case "locks":
             wrong = []
@@ -232,7 +232,7 @@ def _assess_exclusion(step: str, measured: StepMeasurement) -> Iterator[CheckRes
                     if outcome is None:
                         wrong.append(f"{kind} is not supported")
                     elif not outcome["excluded"]:
-                        wrong.append(f"{kind} is granted to both participants at once")
+                        wrong.append(f"{kind} is granted to both participants at the same time")
                     elif not outcome["freed"]:
                         wrong.append(f"{kind} remains locked after its release")
             found = "; ".join(dict.fromkeys(wrong)) or "fcntl and flock exclude the partner, and are released"

@@ -49,7 +49,7 @@ NFS_RULES = [
         "soft",
         _match_flag("soft", "softerr"),
         True,
-        "wrong for all writes: after a server restart, writes can fail with an I/O error or lose data silently"
+        "unsafe for all writes: after a server restart, writes can fail with an I/O error or lose data silently"
         " (nfs(5))",
         "Mount with hard.",
     ),
@@ -57,7 +57,7 @@ NFS_RULES = [
         "nocto",
         _match_flag("nocto"),
         True,
-        "wrong for datasets, checkpoints and the store: opening a file does not check whether another host changed it"
+        "unsafe for datasets, checkpoints and the store: opening a file does not check whether another host changed it"
         " (nfs(5))",
         "Mount without nocto.",
     ),
@@ -65,30 +65,30 @@ NFS_RULES = [
         "proto",
         _match_values("proto", wrong=lambda value: value in ("udp", "udp6")),
         True,
-        "wrong for all workloads: on fast networks, datagram fragments can be reassembled wrongly, which corrupts data"
-        " (nfs(5))",
+        "unsafe for all workloads: on fast networks, datagram fragments can be reassembled incorrectly, which corrupts "
+        "data (nfs(5))",
         "Mount with proto=tcp, or proto=rdma.",
     ),
     MountRule(
         "acregmin",
         _match_values("acregmin", wrong=_exceeds(MAX_HEARTBEAT_DELAY_SECONDS)),
         True,
-        "wrong for jobs on several hosts: heartbeats are visible so late that a live job can be considered dead"
+        "unsafe for jobs on several hosts: heartbeats become visible so late that a live job can be considered dead"
         f" (at most {MAX_HEARTBEAT_DELAY_SECONDS:.0f} s)",
-        "Mount with actimeo=0 for checkpoints and the workdir, elsewhere without actimeo and acregmin.",
+        "Mount with actimeo=0 for checkpoints and the workdir, and without actimeo and acregmin elsewhere.",
     ),
     MountRule(
         "acdirmin, acregmax, acdirmax",
         _match_values("acdirmin", "acregmax", "acdirmax", wrong=_exceeds(MAX_CACHE_SECONDS)),
         False,
-        "wrong for steps that wait for one another: files of another host can remain invisible for this time",
-        "Mount with actimeo=0 for checkpoints and the workdir, elsewhere with the defaults (60 s).",
+        "unsuitable for steps that wait for each other: files of another host can remain invisible for this time",
+        "Mount with actimeo=0 for checkpoints and the workdir, and with the defaults (60 s) elsewhere.",
     ),
     MountRule(
         "noac, sync",
         _match_flag("noac", "sync"),
         False,
-        "wrong for checkpoints and data preparation: every write waits for the server (noac is actimeo=0 and sync,"
+        "unsuitable for checkpoints and data preparation: every write waits for the server (noac is actimeo=0 and sync,"
         " nfs(5))",
         "Mount with actimeo=0 alone; tuneline calls fsync where necessary.",
     ),
@@ -96,7 +96,7 @@ NFS_RULES = [
         "rsize, wsize",
         _match_values("rsize", "wsize", wrong=lambda value: value.isdigit() and 0 < int(value) < MIN_TRANSFER_BYTES),
         False,
-        "wrong for streaming reads and checkpoints: many small transfers",
+        "unsuitable for streaming reads and checkpoints: many small transfers",
         "Mount with rsize=1048576,wsize=1048576, and check the maximum transfer size in the server's export settings.",
     ),
     MountRule(
@@ -107,7 +107,7 @@ NFS_RULES = [
             else ""
         ),
         False,
-        "wrong for streaming reads and checkpoints on a fast network: one TCP connection often cannot use the whole"
+        "unsuitable for streaming reads and checkpoints on a fast network: one TCP connection often cannot use the whole"
         " bandwidth",
         "Mount with nconnect=8 (Linux 5.3 and later) after unmounting all mounts of the server, because the first mount"
         " sets the value for the others.",
@@ -118,8 +118,8 @@ NFS_RULES = [
             _match_flag("nolock")(mount) or _match_values("local_lock", wrong=lambda value: value != "none")(mount)
         ),
         False,
-        "wrong for programs that lock files across hosts, such as stock dvc or SQLite: a lock excludes processes of"
-        " this host only. tuneline itself requires no locks",
+        "unsafe for programs that lock files across hosts, such as stock dvc or SQLite: a lock excludes only "
+        "processes of this host. tuneline itself requires no locks",
         "Mount without nolock and local_lock, and open the firewall for the lock service (NFSv3: NLM and NSM; NFSv4:"
         " port 2049 alone).",
     ),
@@ -127,7 +127,7 @@ NFS_RULES = [
         "vers",
         _match_values("vers", wrong=lambda value: value in ("2", "4", "4.0")),
         False,
-        "wrong for exclusive names: without sessions, a retransmitted request may be executed twice (RFC 8881,"
+        "unsafe for exclusive names: without sessions, a retransmitted request may be executed twice (RFC 8881,"
         " section 2.10.6)",
         "Mount with vers=4.1 or 4.2 (OneFS 9.3 and later), or vers=3.",
     ),

@@ -213,7 +213,7 @@ def _run_probe(request: ProbeRequest, side: Participant) -> dict[str, Any]:
                 if not (side.folder / rendezvous.MESSAGES_FOLDER).exists():
                     raise PartnerError(
                         "the partner exited and removed the probe's folder",
-                        hint="Read the partner's output for the cause.",
+                        hint="See the partner's output for the cause.",
                     ) from error
                 if "error" not in figures:
                     measured[name][side.rank] = {"error": _describe_error(error, side.fs, side.folder)}

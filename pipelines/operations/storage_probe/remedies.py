@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 DISABLE_ATTRIBUTE_CACHE = (
-    "On hosts that wait for one another, mount with actimeo=0, and with lookupcache=positive if they wait for files by"
+    "On hosts that wait for each other, mount with actimeo=0, and with lookupcache=positive if they wait for files by"
     " name (nfs(5), «Data and metadata coherence»)"
 )
 REMEDIES = {
@@ -16,13 +16,13 @@ REMEDIES = {
     " below it.",
     "permissions": "Allow this user and group to write: check `security.run_as_user`, `run_as_group` and `fs_group` in"
     " platform.yaml, the folder's group and mode, and the export rules.",
-    "stale handles": "Retry the read, which fails once over NFS if another host replaces the file, or remount the"
-    " storage if all reads fail.",
+    "stale handles": "Retry the read: over NFS, it fails once if another host replaces the file. If all reads "
+    "fail, remount the storage.",
     "I/O errors": "Check dmesg on the host, or mount with hard instead of soft: with soft, a slow server causes I/O"
     " errors.",
     "inodes": "Remove small files, or add inodes.",
-    "owner": "Run as a dedicated user, not as root (`security.run_as_user` in platform.yaml); with all_squash, map"
-    " all hosts to one user.",
+    "owner": "Run as a dedicated user, not as root (`security.run_as_user` in platform.yaml); with all_squash, map "
+    "all hosts to the same user.",
     "mode": "Mount the storage without file_mode= and umask=, so that it preserves permissions: secrets and checkpoints"
     " are private to their owner.",
     "clock": "Synchronize hosts and server by NTP from one source; `chronyc tracking` shows the offset of a host.",
@@ -36,10 +36,10 @@ REMEDIES = {
     "order": f"{DISABLE_ATTRIBUTE_CACHE}. Otherwise, reads can return an outdated version.",
     "fsync": "Disable write-back caches (vfs-cache, barrier=0, a controller without a battery) and eatmydata; with"
     " them, a crash can lose published data.",
-    "fsync time": "Check whether the client ignores fsync: an fsync that is faster than a network round trip does not"
-    " flush data.",
-    "exclusive names": "Use NFSv3, or 4.1 and later, with hard, or another POSIX volume; otherwise, two jobs can lock"
-    " the same folder.",
+    "fsync time": "Check whether the client ignores fsync: an fsync that is faster than a network round trip does not "
+    "flush data.",
+    "exclusive names": "Use NFSv3, or 4.1 and later, with hard, or another POSIX volume; otherwise, two jobs can lock "
+    "the same folder.",
     "locks": "Run programs that lock files here (stock dvc, SQLite) on one host only, or mount NFS without nolock and"
     " local_lock. NFSv3 also requires an open firewall for NLM and NSM. tuneline itself requires no file locks.",
     "deleted while read": "Do not manually delete files that a job on another host may read; over NFS, such"

@@ -110,7 +110,7 @@ class MessageChannel:
                     if self._fs.stat(self._folder).st_mtime - last > self._max_silence:
                         raise PartnerError(
                             f"no heartbeat from the partner for {self._max_silence:.0f} seconds",
-                            hint="Read the partner's output for the cause.",
+                            hint="See the partner's output for the cause.",
                         )
                 next_heartbeat_check = time.monotonic() + HEARTBEAT_CHECK_SECONDS
             if time.monotonic() > deadline:

@@ -32,7 +32,7 @@ COLUMNS = {
     "messages": "The conversation: role and content of each message.",
     "tools": "Definitions of the functions that the assistant can call.",
     "source": "Name of the source.",
-    "meta": "Further values of the source, as JSON.",
+    "meta": "Additional values of the source, as JSON.",
     "prompt": "The conversation before the answers.",
     "chosen": "The preferred answer.",
     "rejected": "The other answer.",
@@ -103,7 +103,7 @@ def _describe_responsibility(summary: Mapping[str, JSONObject], config: JSONObje
         for kind, one in summary.get("personal_data", {}).items()
     ]
     if not personal and "personal_data" in summary:
-        personal = ["The detectors of the curation found no personal data."]
+        personal = ["The detectors of data curation found no personal data."]
     return {
         "rai:dataCollection": UNKNOWN,
         "rai:dataPreprocessingProtocol": steps or [UNKNOWN],

@@ -49,7 +49,7 @@ def render_dossier(facts: VersionFacts) -> Dossier:
         f"**{counts[FILLED]} of {sum(counts.values())} items filled, {counts[PARTIAL]} partly filled, {counts[OPEN]} open.**",
         f"Partly filled: {', '.join(items[PARTIAL]) or 'none'}. Open: {', '.join(items[OPEN]) or 'none'}.",
         "The items follow Annex IV (high-risk AI systems) and Annex XI (general-purpose AI models) of Regulation (EU) "
-        "2024/1689 as published on 12 July 2024, in tuneline's words. Check the text in force, and which annex applies. "
+        "2024/1689 as published on 12 July 2024, in tuneline's wording. Check the text in force, and determine which annex applies. "
         "This document is evidence from the lineage of the model, not legal advice.",
         f"Model `{version.model_sha256}`, registered at {version.registered_at}.",
     ]
@@ -119,7 +119,7 @@ def _list_software(facts: VersionFacts) -> Facts:
         ("tuneline", made.get("tuneline")),
         ("commit", made.get("git_commit")),
         ("Python", made.get("python")),
-        ("packages of the training", packages),
+        ("packages used for training", packages),
     ]
 
 
@@ -150,7 +150,7 @@ def _list_architecture(facts: VersionFacts) -> Facts:
         ("architecture", ", ".join(facts.architecture.get("architectures") or [])),
         ("family", facts.architecture.get("model_type")),
         ("parameters", parameters.get("all")),
-        ("trained parameters", parameters.get("trainable")),
+        ("trainable parameters", parameters.get("trainable")),
     ]
 
 
@@ -161,7 +161,7 @@ def _list_compute(facts: VersionFacts) -> Facts:
         ("device", training.get("device")),
         ("processes", training.get("processes")),
         ("tokens", training.get("tokens")),
-        ("floating-point operations of the training", f"{flops:.3g}, {share}" if flops else None),
+        ("floating-point operations used for training", f"{flops:.3g}, {share}" if flops else None),
         ("training time in seconds", cost["seconds"] if cost else None),
         ("CPU seconds", cost["cpu_seconds"] if cost else None),
         ("GPU seconds", cost["gpu_seconds"] if cost else None),
@@ -180,7 +180,7 @@ def _list_data(facts: VersionFacts) -> Facts:
         ("rows by split", splits),
         ("sources", ", ".join(sources)),
         ("licence of the data", facts.data_licence),
-        *(("dataset of an earlier training", f"`{sha256}`") for sha256 in earlier),
+        *(("dataset of an earlier training run", f"`{sha256}`") for sha256 in earlier),
     ]
 
 

@@ -27,7 +27,7 @@ def render_card(facts: VersionFacts) -> str:
         ("command", f"`tuneline reproduce {version.name}@{version.version}`"),
     ]
     limits = [
-        ("tokens per row in the training", format_number(recipe.get("max_length"))),
+        ("tokens per row in training", format_number(recipe.get("max_length"))),
         ("truncated training rows", format_number((training.get("rows") or {}).get("truncated"))),
         ("evaluated items", format_number(facts.evaluation.get("items"))),
         ("languages", ", ".join(_list_languages(facts)) or UNKNOWN),

@@ -67,7 +67,7 @@ def export(
         if format_ != "croissant":
             raise UsageError(
                 f"{reference} is an artifact; the format {format_} requires a registered version",
-                hint="Pass NAME@champion, or export a dataset with --format croissant.",
+                hint="Pass NAME@champion, or use --format croissant to export a dataset.",
             )
         with tempfile.TemporaryDirectory(prefix="tuneline-export-") as scratch:
             if is_revision:

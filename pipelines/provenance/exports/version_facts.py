@@ -183,7 +183,7 @@ def collect_facts(lineage: Lineage, store: Path) -> VersionFacts:
     if damaged := [link for link in lineage.broken_links if link.status == DAMAGED]:
         details = "; ".join(f"{link.title} {link.sha256[:12]}: {link.detail}" for link in damaged)
         raise LineageError(
-            f"{lineage.name} version {lineage.version} is not exported, because its lineage is damaged: {details}",
+            f"{lineage.name} version {lineage.version} is not exported because its lineage is damaged: {details}",
             hint=damaged[0].hint,
             stage="export",
         )

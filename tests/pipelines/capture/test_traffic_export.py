@@ -120,7 +120,7 @@ def test_repeated_export_is_accepted_and_other_rows_are_refused(home: Path) -> N
 
 def test_export_without_a_row_is_refused(home: Path) -> None:
     error = refusal(1, "traffic", "export", "-o", "rows", cwd=home)
-    assert "gives a training row" in error["message"]
+    assert "yields a training row" in error["message"]
     assert "--unrated" in error["hint"]
     assert not (home / "rows").exists()
 
@@ -179,7 +179,7 @@ def test_objective_without_its_kind_of_rows_is_refused(home: Path) -> None:
     error = refusal(1, *command, cwd=home)
     assert "rows has no preferences.jsonl, which the objective dpo requires" in error["message"]
     error = refusal(2, *command, "--set", "fine_tuning.objective=text", cwd=home)
-    assert "objective is text, whose rows captured traffic does not give" in error["message"]
+    assert "objective is text, but captured traffic has no rows for this objective" in error["message"]
 
 
 def export_locked(home: Path) -> None:

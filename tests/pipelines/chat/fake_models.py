@@ -35,7 +35,7 @@ class FakeModels:
 
     async def list_models(self) -> list[ServedModel]:
         if self.is_down:
-            raise unavailable("the model server does not answer")
+            raise unavailable("the model server does not respond")
         return self._list()
 
     def _list(self) -> list[ServedModel]:

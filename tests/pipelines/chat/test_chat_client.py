@@ -74,15 +74,15 @@ def test_answer_has_text_times_usage_and_version() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "expected", "message"),
     [
-        (401, b'{"error": {"message": "no key"}}', UsageError, "answers with status 401: no key"),
+        (401, b'{"error": {"message": "no key"}}', UsageError, "returned status 401: no key"),
         (404, b'{"detail": "Not Found here"}', UsageError, "Not Found here"),
-        (400, b"<html>", UsageError, "answers with status 400: Bad Request"),
+        (400, b"<html>", UsageError, "returned status 400: Bad Request"),
         (429, b'{"error": "slow down"}', EngineMissingError, "slow down"),
         (503, b"", EngineMissingError, "Service Unavailable"),
         (307, b"", UsageError, "status 307"),
-        (200, PIECE, EngineMissingError, "the connection ended before the answer did"),
-        (200, PIECE + b"data: {\n\n", EngineMissingError, "the answer broke off"),
-        (200, PIECE + b'data: {"choices": 3}\n\n', EngineMissingError, "the answer broke off"),
+        (200, PIECE, EngineMissingError, "the connection closed before the answer was complete"),
+        (200, PIECE + b"data: {\n\n", EngineMissingError, "the answer was interrupted"),
+        (200, PIECE + b'data: {"choices": 3}\n\n', EngineMissingError, "the answer was interrupted"),
         (200, PIECE + b'data: {"error": {"message": "out of memory"}}\n\n', EngineMissingError, "out of memory"),
     ],
 )

@@ -80,7 +80,7 @@ def test_mistakes_are_explained_and_the_chat_goes_on(
         "seed is 'fast'; expected a whole number",
         "has no model 'none'; it has: echo, other",
         "the prompt has 9000 tokens; at most 2048 are allowed",
-        "the answer broke off: the model failed to answer",
+        "the answer was interrupted: the model failed to answer",
         "* echo\n  other",
     ):
         assert text in errors

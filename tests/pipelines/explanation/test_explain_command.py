@@ -43,16 +43,16 @@ def test_words_and_rows_as_json_and_page(home: Path, dataset: Artifact) -> None:
     assert [token["text"] for token in result["tokens"]] == PLANTED[0].split()
     assert result["answer"] == PLANTED[1]
     assert result["warnings"] == [
-        "only the published weights were used; the training's other checkpoints were deleted",
-        "3 random rows are too few to tell a remarkable score; expected 20",
+        "only the published weights were used; the other checkpoints of the training run were deleted",
+        "3 random rows are too few to recognize an unusual score; expected at least 20",
         "6 of 12 training rows were scored",
     ]
     row = result["training_rows"][0]
     assert (row["id"], row["lexical_rank"], row["random_share"], row["source"]) == (PLANTED_ID, 1, 0.0, "made")
-    assert result["method"].startswith("leave one word out, nats of the answer's log-probability; ridge kernel")
+    assert result["method"].startswith("leave one word out, in nats of the answer's log-probability; ridge kernel")
     assert result["dataset"] == {"sha256": dataset.sha256, "revision": ""}
     page = (home / "page" / "explanation.html").read_text()
-    assert "pushed the model this way" in page
+    assert "A training step on one of these rows raises" in page
     assert all(f">{word}</span>" in page for word in PLANTED[0].split())
 
 
@@ -222,5 +222,5 @@ def test_limits_of_a_short_training_are_stated(model: LoadableModel) -> None:
     cost = explanation.row_gradients.GradientCost(3, 0, None, 0.1, 1, 1)
     influence = explanation.RowInfluence([], "", 3, 3, 3, 1, None, cost)
     limits = explanation.describe_limits(influence, changed)
-    assert "1 scored rows have no token to learn and no score" in limits
-    assert any(limit.startswith("the training saw 25% of the rows") for limit in limits)
+    assert "1 scored rows have no trained tokens, and therefore no score" in limits
+    assert any(limit.startswith("training saw 25% of the rows") for limit in limits)

@@ -111,7 +111,7 @@ def test_words_that_the_template_also_contains_are_located_in_the_message(tokeni
 def test_model_without_finite_numbers_is_refused(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = build_answer(engine, ask("Hello"), ANSWER, 8, REPORTER)
     monkeypatch.setattr(engine, "compute_likelihoods", lambda *_: [Likelihood(math.nan, 3, False)])
-    with pytest.raises(InputError, match="the log-probability of the answer is nan: the model computes no finite"):
+    with pytest.raises(InputError, match="the log-probability of the answer is nan, not a finite"):
         score_answer(engine, answer, [answer.question.messages], REPORTER)
 
 

@@ -79,7 +79,7 @@ def test_a_missing_model_server_is_503_and_a_returning_one_is_found(tmp_path: Pa
         for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("GET", "/health/ready")):
             status, headers, body = gateway.send(method, path, BODY)
             assert (status, headers["retry-after"]) == (503, "1")
-            assert json.loads(body)["error"]["message"] == "the model server does not answer"
+            assert json.loads(body)["error"]["message"] == "the model server does not respond"
 
 
 def test_a_public_address_needs_keys(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ FAULTS: dict[str, FaultCase] = {
     "pod security violated": FaultCase(
         lambda cluster: cluster.edit_platform("run_as_non_root: true", "run_as_non_root: null"),
         "pod security",
-        "restricted is enforced, and the pods",
+        "restricted is enforced, but the pods",
         "security: {run_as_user: UID, run_as_non_root: true}",
     ),
     "service account missing": FaultCase(
@@ -190,7 +190,7 @@ FAULTS: dict[str, FaultCase] = {
             )
         ),
         "grace period of the runtime tuneline",
-        "30 s; save_seconds is 180, and 30 s to exit",
+        "30 s; save_seconds is 180, plus 30 s to exit",
         "Set terminationGracePeriodSeconds of the runtime tuneline to 210 or more",
     ),
     "service account may not create TrainJobs": FaultCase(
@@ -982,7 +982,7 @@ def test_expired_token_is_reported(cluster: SimulatedCluster, folder: Path, monk
 
 
 def test_missing_kubeconfig_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "no cluster is configured: no kubeconfig exists, and this is not a pod with a service account token"
+    message = "no cluster is configured: no kubeconfig exists, and the command does not run in a pod with a service account token"
     assert check_connection(monkeypatch, folder / "nothing")["found"] == message
 
 
@@ -1133,7 +1133,7 @@ def test_malformed_pull_secret_has_one_finding(cluster: SimulatedCluster, kind: 
     finding = index_by_name(findings)["pull secret registry"]
     assert (finding["ok"], finding["found"]) == (
         False,
-        "key .dockerconfigjson is not in the format of docker's configuration",
+        "key .dockerconfigjson is not in the format of Docker's config.json",
     )
     assert "create secret docker-registry registry" in finding["hint"]
     assert "Kubeflow Pipelines" in index_by_name(findings)
@@ -1156,4 +1156,4 @@ def test_private_image_is_not_checked_without_readable_pull_secrets(
     images = [finding for finding in cluster.run_checks() if finding["name"].startswith("image ")]
     assert {(finding["needed"], finding["ok"]) for finding in images} == {(False, False)}
     assert "not checked: " in images[0]["found"]
-    assert "the pull secrets may not be read" in images[0]["found"]
+    assert "the caller may not read the pull secrets" in images[0]["found"]

@@ -418,7 +418,7 @@ def test_failed_export_starts_no_retraining(tmp_path: Path, registry: FakeRegist
     (tmp_path / "feedback.jsonl").write_text(
         lines.replace('"correction":', '"note":').replace("}", ', "rating": "down"}')
     )
-    assert "gives a training row" in refusal(1, *COMMAND, cwd=tmp_path)["message"]
+    assert "yields a training row" in refusal(1, *COMMAND, cwd=tmp_path)["message"]
     (tmp_path / "feedback.jsonl").write_text(lines.splitlines()[0] + "\n")
     assert not retrain(tmp_path)["triggered"]
 
@@ -451,9 +451,9 @@ def test_wrong_arguments_are_refused(tmp_path: Path, registry: FakeRegistry) -> 
     error = refusal(1, *COMMAND, "--drift", "gone.json", cwd=tmp_path)
     assert "gone.json does not exist" in error["message"]
     error = refusal(1, *COMMAND, "--drift", "c.yaml", cwd=tmp_path)
-    assert "c.yaml is not a result of a drift check" in error["message"]
+    assert "c.yaml is not the result of a drift check" in error["message"]
     error = refusal(2, *COMMAND, "--set", "fine_tuning.objective=text", cwd=tmp_path)
-    assert "objective is text, whose rows captured traffic does not give" in error["message"]
+    assert "objective is text, but captured traffic has no rows for this objective" in error["message"]
     error = refusal(1, *COMMAND, "--held-back", 0.01, "--folder", "few", cwd=tmp_path)
     assert "no subject is held back" in error["message"]
     (tmp_path / "retraining").mkdir()

@@ -48,7 +48,7 @@ def test_interval_starts_the_first_retraining_and_the_next_one_after_its_days() 
 def test_alarm_starts_one_retraining(tmp_path: Path) -> None:
     options = TriggerOptions(drift=write_drift(tmp_path / "drift.json", alarm=True))
     first = check_triggers(options, [], None, NOW)
-    assert first.reasons == ["drift alarm in window 2 against days ..2026-11-02"]
+    assert first.reasons == ["drift alarm in window 2, compared with days ..2026-11-02"]
     assert first.alarm == ALARM
     assert check_triggers(options, [], last(1, ALARM), NOW).reasons == []
     assert check_triggers(options, [], last(1, ["another reference", 2, ALARM[2]]), NOW).reasons
@@ -70,5 +70,5 @@ def test_feedback_without_a_valid_time_is_refused(line: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"alarm": true, "alarm_window": null}'])
 def test_other_file_than_a_drift_check_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "drift.json").write_text(text)
-    with pytest.raises(InputError, match="is not a result of a drift check"):
+    with pytest.raises(InputError, match="is not the result of a drift check"):
         check_triggers(TriggerOptions(drift=tmp_path / "drift.json"), [], None, NOW)

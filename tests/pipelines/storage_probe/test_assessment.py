@@ -82,7 +82,7 @@ def test_each_loss_of_flushed_data_is_reported(key: str) -> None:
 def test_names_won_by_both_or_neither_are_reported() -> None:
     first, second = {"link": [0, 1]}, {"link": [1, 2]}
     checks = failed_checks("exclusive", {"rounds": 5, "won": first}, {"rounds": 5, "won": second})
-    assert checks["exclusive names"]["found"] == "link: of 5 names, both participants got 1 and no participant got 2"
+    assert checks["exclusive names"]["found"] == "link: of 5 names, 1 went to both participants and 2 to neither"
 
 
 def test_cause_is_reported_once_for_all_steps() -> None:

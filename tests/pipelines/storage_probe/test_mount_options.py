@@ -104,12 +104,12 @@ def test_storage_page_and_example_volume_have_the_same_options() -> None:
             False,
             "acregmax=600 acdirmax=600",
         ),
-        (f"{RECOMMENDED_OPTIONS},acdirmin=300", "acdirmin, acregmax, acdirmax", False, "acdirmin=300: wrong for"),
+        (f"{RECOMMENDED_OPTIONS},acdirmin=300", "acdirmin, acregmax, acdirmax", False, "acdirmin=300: unsuitable for"),
         (f"{RECOMMENDED_OPTIONS},noac", "noac, sync", False, "noac"),
         (f"sync,{RECOMMENDED_OPTIONS}", "noac, sync", False, "every write waits"),
         (RECOMMENDED_OPTIONS.replace("wsize=1048576", "wsize=32768"), "rsize, wsize", False, "wsize=32768"),
         (RECOMMENDED_OPTIONS.replace("nconnect=8,", ""), "nconnect", False, "one connection"),
-        (f"{RECOMMENDED_OPTIONS},nolock", "locks", False, "this host only"),
+        (f"{RECOMMENDED_OPTIONS},nolock", "locks", False, "only processes of this host"),
         (RECOMMENDED_OPTIONS.replace("local_lock=none", "local_lock=all"), "locks", False, "local_lock=all"),
         (RECOMMENDED_OPTIONS.replace("vers=3", "vers=4.0"), "vers", False, "RFC 8881"),
     ],
@@ -118,7 +118,7 @@ def test_unsuitable_option_is_reported_with_its_workload(options: str, name: str
     assert failed_options(options) == {f"mount option {name} on n1": needed}
     (check,) = (check for check in mount_options.check_mount(parse_mount(options), "n1") if not check["ok"])
     assert expected in check["found"]
-    assert "wrong for " in check["found"]
+    assert "unsafe for " in check["found"] or "unsuitable for " in check["found"]
     assert check["hint"]
 
 
