@@ -44,7 +44,7 @@ def open_call(
 
     Args:
         prefix: start of the reporter's lines.
-        workdir: folder of the store, state, tracking and runs.
+        workdir: folder with the artifact store, state, tracking data and runs.
         quiet: report nothing.
         tracking_uri: URI of the MLflow server. "": the workdir's tracking URI. None: the call does not use MLflow.
     """

@@ -17,7 +17,7 @@ NOTEBOOK_SECTIONS = ("Limits", "Runs", "Parameters", "Training", "Metrics")
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs side by side; the first run is the reference of differences.
+    """Runs side by side; the first run is the reference for differences.
 
     Attributes:
         values: the object that `tuneline compare --json` prints, without `page`.
@@ -74,10 +74,10 @@ def compare(
         print(comparison.metrics["held_out"]["loss"][1]["difference"])
 
     Args:
-        runs: two or more results of `run`, names of runs or their folders; the first one is the reference.
+        runs: two or more results of `run`, names of runs, or folders of runs; the first is the reference.
         workdir: folder in which names of runs are looked up.
         include_equal: list parameters that are equal in all runs.
-        answers: number of prompts whose answers are compared.
+        answers: number of prompts for which answers are compared.
         seed: seed of the sample of prompts.
 
     Raises:

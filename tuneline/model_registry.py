@@ -74,7 +74,7 @@ class Registry:
 
     Args:
         tracking_uri: URI of the MLflow server. Default: MLFLOW_TRACKING_URI, or a local store in the workdir.
-        workdir: folder of the store, state, tracking and runs.
+        workdir: folder with the artifact store, state, tracking data and runs.
         quiet: report no progress.
     """
 
@@ -125,7 +125,7 @@ class Registry:
             by: user name recorded in the history. Default: the user of this process.
             reason: reason recorded in the history; required with `force`.
             force: promote despite failed checks.
-            customization: require the gate rules of a customization, and use its policy if the history has none.
+            customization: customization whose gate rules are required; its policy applies if the history has none.
 
         Raises:
             TunelineError: a check fails, or the policy requires an approval.
@@ -160,7 +160,7 @@ class Registry:
             name: name of the registered model.
             by: user name recorded in the history. Default: the user of this process.
             reason: reason recorded in the history.
-            customization: use its policy if the history has none.
+            customization: customization whose policy applies if the history has none.
 
         Raises:
             TunelineError: no previous version exists, or the previous version is damaged.
@@ -178,7 +178,7 @@ class Registry:
 
         Args:
             reference: NAME@ALIAS, NAME@3 or NAME/3; NAME stands for its champion.
-            customization: its section `data_versioning` locates the data repository.
+            customization: customization whose section `data_versioning` locates the data repository.
 
         Returns:
             The chain. `broken_links` lists links that do not match; `raise_if_broken` raises an error for them.

@@ -1,4 +1,4 @@
-"""`tuneline.size`: what customizations need, before data, weights or hardware exist."""
+"""`tuneline.size`: the requirements of customizations, before data, weights or hardware exist."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def size(
 
     Args:
         customization: the customization, or the path of its file, with the recipe. None: the defaults.
-        demand: customizations of a model per month as COUNTxMODEL, for a cluster that all models share.
-        quiet: report no progress of counting the tokens of a dataset.
+        demand: customizations per month and model, as COUNTxMODEL, for a cluster that all models share.
+        quiet: report no progress while counting the tokens of a dataset.
         options: the other options of `tuneline size`, with `_` for `-`, such as `mean_length`, `gpu_hour_price` and
             `packing=False`.
 
     Returns:
-        The size of a training; with `demand`, that of a cluster.
+        The size of a training run; with `demand`, that of a cluster.
 
     Raises:
         TunelineError: an option does not exist or is invalid, or nothing meets the limits.

@@ -34,7 +34,7 @@ def curate(
         output: folder of the dataset.
         customization: the customization, or the path of its file. None: the defaults.
         workdir: folder of unfinished work and published revisions.
-        overwrite: replace another artifact in the output folder.
+        overwrite: replace an existing artifact in the output folder.
         quiet: report no progress.
 
     Raises:
@@ -44,7 +44,7 @@ def curate(
     if sources is not None:
         paths = [sources] if isinstance(sources, str | Path) else sources
         if not paths:
-            raise UsageError("sources is an empty list", hint="Give files, globs or folders, or None.")
+            raise UsageError("sources is an empty list", hint="Pass files, globs or folders, or None.")
         single_stages.select_sources(config, [str(path) for path in paths])
     with call_context.open_call("curate", workdir, quiet=quiet) as (work, reporter):
         return single_stages.curate_sources(config, Path(output), work, reporter, overwrite=overwrite)
@@ -73,11 +73,11 @@ def finetune(
         workdir: folder of checkpoints.
         platform: platform.yaml whose `launcher` section configures the launcher of the training job.
         launcher: launcher of the training job. Default: that of `platform` or of TUNELINE_LAUNCHER.
-        overwrite: replace another artifact in the output folder.
+        overwrite: replace an existing artifact in the output folder.
         quiet: report no progress.
 
     Raises:
-        TunelineError: the dataset has changed, the training failed, or the output folder is occupied.
+        TunelineError: the dataset has changed, training failed, or the output folder is occupied.
     """
     config = call_context.load(customization)
     with call_context.open_call("finetune", workdir, quiet=quiet) as (work, reporter):
@@ -110,7 +110,7 @@ def evaluate(
         customization: the customization, or the path of its file. None: the defaults.
         incumbent: folder of the deployed model, a second baseline.
         workdir: folder of cached scores.
-        overwrite: replace another artifact in the output folder.
+        overwrite: replace an existing artifact in the output folder.
         quiet: report no progress.
 
     Raises:
@@ -149,9 +149,9 @@ def package(
         model: folder of a tuned model, or source of a base model.
         output: folder of the repository.
         customization: the customization, or the path of its file. None: the defaults.
-        adapters: folders of further adapters of the same base model by name; vLLM only.
+        adapters: folders of additional adapters of the same base model, by name; vLLM only.
         workdir: folder of the artifact store.
-        overwrite: replace another artifact in the output folder.
+        overwrite: replace an existing artifact in the output folder.
         quiet: report no progress.
 
     Raises:
@@ -187,7 +187,7 @@ def serve(
         http_port: HTTP port; 0 for any free port.
         keys: file of API keys, see `tuneline keys create`; required unless `host` is a loopback address.
         workdir: folder of logs and feedback.
-        drain_seconds: time for answers in progress at the end, in seconds.
+        drain_seconds: time in seconds to finish answers in progress at the end.
         quiet: report no progress.
 
     Raises:

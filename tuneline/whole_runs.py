@@ -18,7 +18,7 @@ from tuneline.call_context import AnyCustomization, PathLike
 
 @dataclass(frozen=True, repr=False)
 class RunEstimate:
-    """Rows, tokens, steps, memory, disk and time that a run would take; `str()` formats them as text.
+    """Rows, tokens, steps, memory, disk space and time that a run would require; `str()` formats them as text.
 
     Attributes:
         values: the object that `tuneline run --dry-run --json` prints.
@@ -73,15 +73,15 @@ def run(
 ) -> RunResult | RunEstimate:
     """Run the whole pipeline: curate, version, fine-tune, evaluate, package, register and promote.
 
-    The run is a child process, like `tuneline run`. Finished stages come from the cache, and an interrupted run
-    resumes with the same call. A KeyboardInterrupt stops the run after it has saved its work.
+    The run is a child process, like `tuneline run`. Results of finished stages come from the cache, and the
+    same call resumes an interrupted run. A KeyboardInterrupt stops the run after it has saved its work.
 
         result = run(Customization.load("customization.yaml"), workdir="my-project")
         print(result.verdict, result.artifacts.model)
 
     Args:
         customization: the customization, or the path of its file. None: the demo, as for `tuneline run`.
-        workdir: folder of the store, state, tracking and runs.
+        workdir: folder with the artifact store, state, tracking data and runs.
         dry_run: estimate the run, and write nothing.
         tracking_uri: URI of the MLflow server. Default: MLFLOW_TRACKING_URI, or a local store in the workdir.
         platform: platform.yaml whose `launcher` section configures the launcher of the training job.

@@ -119,7 +119,7 @@ def draft_export(
         if not (result.conversations or result.preferences or result.held_back):
             raise InputError(
                 f"no captured answer in {settings.location} yields a training row",
-                hint="Give the feedback files with --feedback, or include answers without feedback with --unrated.",
+                hint="Add the feedback files with --feedback, or include answers without feedback with --unrated.",
             )
         with open(draft / EXPORT_FILENAME, "x", encoding="utf-8", opener=_open_private) as file:
             file.write(json.dumps(asdict(result), indent=2) + "\n")

@@ -46,7 +46,9 @@ OverwriteOption = Annotated[
 ]
 WorkdirOption = Annotated[
     Path,
-    typer.Option("--workdir", envvar="TUNELINE_WORKDIR", help="Folder of the store, state, tracking and runs."),
+    typer.Option(
+        "--workdir", envvar="TUNELINE_WORKDIR", help="Folder with the artifact store, state, tracking data and runs."
+    ),
 ]
 TrackingUriOption = Annotated[
     str,
@@ -183,7 +185,7 @@ def open_workdir(
     Args:
         name: prefix of the reporter's lines.
         as_json: report errors only.
-        workdir: folder of the store, state, tracking and runs.
+        workdir: folder with the artifact store, state, tracking data and runs.
         tracking_uri: URI of the MLflow server. "": the workdir's tracking URI. None: the command does not use MLflow.
         writes: create the workdir, for a command that writes to MLflow.
     """

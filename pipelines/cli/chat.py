@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from components.common.runtime.reporters import Reporter
     from pipelines.gateway.chat_client import Answer, ChatClient
 
-TARGET_HINT = "Give http://HOST:PORT, the folder of a package, or NAME@ALIAS."
+TARGET_HINT = "Specify http://HOST:PORT, the folder of a package, or NAME@ALIAS."
 SIGNAL_CHECK_SECONDS = 0.5
 SETTINGS: dict[str, Callable[[str], float]] = {"temperature": float, "top_p": float, "max_tokens": int, "seed": int}
 HELP = """\
@@ -61,7 +61,7 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal. A package or a registered version is served during the chat."""
     if as_json and not prompt:
-        raise UsageError("--json requires --prompt", hint='Give a message, for example --prompt "Hello".')
+        raise UsageError("--json requires --prompt", hint='Specify a message, for example --prompt "Hello".')
     from pipelines.gateway.chat_client import ChatClient
 
     with open_workdir("chat", as_json, workdir, tracking_uri) as (reporter, _), open_server(target, reporter) as url:

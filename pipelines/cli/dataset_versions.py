@@ -160,7 +160,7 @@ def data_find(
     if len(given) != 1:
         raise UsageError(
             f"found {len(given)} of the options --row, --text and --source; expected exactly one",
-            hint="Give one option, for example: tuneline data find --row 3f5a0c19d2e84b76",
+            hint="Use exactly one option, for example: tuneline data find --row 3f5a0c19d2e84b76",
         )
     field, value = given[0]
     settings = load_config(config, sets).data_versioning

@@ -1,4 +1,4 @@
-"""`tuneline explain`: the words of the prompt and the training rows that pushed towards an answer."""
+"""`tuneline explain`: the words of the prompt and the training rows that pushed the model towards an answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CAPTURE_PATH = Path("capture.yaml")
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MESSAGES_HINT = 'Give a JSON list such as [{"role": "user", "content": "…"}] that ends with a turn of the user.'
+MESSAGES_HINT = 'Specify a JSON list such as [{"role": "user", "content": "…"}] that ends with a turn of the user.'
 PAGE_FILENAME, RESULT_FILENAME = "explanation.html", "explanation.json"
 SHOWN_WORDS, SHOWN_CHARACTERS = 12, 70
 ROW_COLUMNS = ("training row", "score", "share of random rows as high", "shared words", "source", "text")
@@ -60,7 +60,7 @@ def explain(
         str | None, typer.Option("--answer", help="Answer to explain. Default: the model's greedy answer.")
     ] = None,
     from_traffic: Annotated[
-        str, typer.Option("--from-traffic", metavar="ID", help="Explain the captured answer with this id.")
+        str, typer.Option("--from-traffic", metavar="ID", help="Explain the captured answer with this ID.")
     ] = "",
     training_data: Annotated[
         str,
@@ -72,7 +72,7 @@ def explain(
         ),
     ] = "",
     unit: Annotated[
-        Literal["word", "sentence"], typer.Option("--unit", help="Parts of the prompt to leave out.")
+        Literal["word", "sentence"], typer.Option("--unit", help="Parts of the prompt to remove one at a time.")
     ] = "word",
     rows: Annotated[
         int,
@@ -152,9 +152,9 @@ def _check_options(model: str, answer: str | None, output: Path | None, inputs: 
             f"expected one of --prompt, --messages and --from-traffic; found {found}", hint='Example: --prompt "Hello".'
         )
     if not model and not inputs["--from-traffic"]:
-        raise UsageError("Missing argument 'MODEL'", hint="Give the folder of a model, a source, or NAME@ALIAS.")
+        raise UsageError("Missing argument 'MODEL'", hint="Specify the folder of a model, a source, or NAME@ALIAS.")
     if answer is not None and not answer.strip():
-        raise UsageError("--answer is empty", hint="Give the answer to explain, or omit the option.")
+        raise UsageError("--answer is empty", hint="Specify the answer to explain, or omit the option.")
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"{output} is not a folder", hint="Choose another folder with -o.")
 
@@ -170,7 +170,7 @@ def read_question(prompt: str | None, messages: Path | None) -> Question:
 
     if messages is None:
         if not (prompt or "").strip():
-            raise UsageError("--prompt is empty", hint='Give a message, for example --prompt "Hello".')
+            raise UsageError("--prompt is empty", hint='Specify a message, for example --prompt "Hello".')
         return Question([{"role": "user", "content": prompt}])
     try:
         content = json.loads(messages.read_text(encoding="utf-8"))

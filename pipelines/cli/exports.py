@@ -91,6 +91,6 @@ def _check_output(output: Path) -> None:
             continue
         raise OutputOccupiedError(
             f"{output} is in the folder of the {manifest.kind} {manifest.content_sha256[:12]}; an additional file would "
-            "invalidate its signature",
+            "invalidate the signature",
             hint="Choose another folder with -o.",
         )

@@ -164,12 +164,12 @@ def _parse_age(text: str) -> float:
     if match is None:
         raise UsageError(
             f"--older-than {text!r} is not an age; expected a number with h, d or w",
-            hint="Give an age such as 12h, 30d or 8w.",
+            hint="Use an age such as 12h, 30d or 8w.",
         )
     seconds = int(match[1]) * UNIT_SECONDS[match[2]]
     if seconds < MIN_AGE_SECONDS:
         raise UsageError(
-            f"--older-than {text} is too short to detect data in use; expected at least 1h", hint="Give a longer age."
+            f"--older-than {text} is too short to detect data in use; expected at least 1h", hint="Use a longer age."
         )
     return seconds
 

@@ -112,7 +112,7 @@ def submit(
     if file and (config or sets or platform):
         raise UsageError(
             f"-f {file} is a compiled pipeline, which -c, --set and -p cannot change",
-            hint="Omit -c, --set and -p, or give --param name=value.",
+            hint="Omit -c, --set and -p, or add --param name=value.",
         )
     from pipelines.config.platform_config import load_platform
     from pipelines.kubeflow import submission

@@ -115,7 +115,7 @@ def _format_estimate(result: dict[str, Any]) -> list[str]:
 
 
 def _check_inputs(customization: Customization, work: Workdir, reporter: Reporter) -> None:
-    """Check sources, base model and evaluation tasks of a later run, which would be checked after the first training."""
+    """Check sources, base model and evaluation tasks of a later run, which would otherwise be checked after the first training run."""
     from components.common.models import model_loading
     from components.fine_tuning import model_support
     from pipelines.steps import curation_inputs, input_resolution

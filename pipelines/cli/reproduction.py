@@ -1,4 +1,4 @@
-"""`tuneline reproduce`: repeat the training of a registered model and compare the digests."""
+"""`tuneline reproduce`: repeat the training run of a registered model and compare the digests."""
 
 from __future__ import annotations
 

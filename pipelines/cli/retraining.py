@@ -1,4 +1,4 @@
-"""`tuneline retrain`: the next version of a model from captured traffic, if a trigger says so."""
+"""`tuneline retrain`: the next version of a model from captured traffic, if a trigger holds."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def retrain(
             "--shadow-days",
             min=0,
             max=365,
-            help="Decide by live shadow answers, and refuse the candidate after this number of days without a "
-            "decision. 0: decide by held-back traffic.",
+            help="Decide based on live shadow answers, and refuse the candidate after this number of days "
+            "without a decision. 0: decide based on held-back traffic.",
         ),
     ] = 0.0,
     include_unrated: UnratedOption = False,

@@ -1,4 +1,4 @@
-"""`tuneline traffic compare`: the answers of a shadow model beside those that the clients received."""
+"""`tuneline traffic compare`: the answers of a shadow model compared with those that the clients received."""
 
 from __future__ import annotations
 

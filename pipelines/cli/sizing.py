@@ -1,4 +1,4 @@
-"""`tuneline size`: what customizations need, before anything is bought or reserved."""
+"""`tuneline size`: the requirements of customizations, before anything is bought or reserved."""
 
 from __future__ import annotations
 

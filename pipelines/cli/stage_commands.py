@@ -64,9 +64,13 @@ def curate(
     """Clean, deduplicate and split raw text into a dataset."""
     customization = load_config(config, sets)
     if not sources and config is None and not sets:
-        raise UsageError("Missing argument 'sources'", hint="Give files, globs or folders, or a configuration with -c.")
+        raise UsageError(
+            "Missing argument 'sources'", hint="Specify files, globs or folders, or a configuration with -c."
+        )
     if output is None and not preview:
-        raise UsageError("Missing option '-o' / '--output'", hint="Give the output folder with -o, or add --preview.")
+        raise UsageError(
+            "Missing option '-o' / '--output'", hint="Specify the output folder with -o, or add --preview."
+        )
     from pipelines.cli.source_preview import print_preview
     from pipelines.runs import single_stages
     from pipelines.runs.run_summary import format_evaluation_sets, format_unreadable

@@ -1,4 +1,4 @@
-"""`tuneline storage benchmark`: how many accelerators, ranks and readers a storage feeds."""
+"""`tuneline storage benchmark`: how many accelerators, ranks and readers a storage system can feed."""
 
 from __future__ import annotations
 
@@ -164,11 +164,11 @@ def storage_benchmark(
     from pipelines.planning.sizing_input import parse_bytes
 
     if not (accelerators or checkpoint or readers):
-        raise UsageError("no measurement is selected", hint="Give --accelerators, --checkpoint or --readers.")
+        raise UsageError("no measurement is selected", hint="Add --accelerators, --checkpoint or --readers.")
     if mix and not (accelerators and checkpoint and readers):
         raise UsageError(
             "--mix requires --accelerators, --checkpoint and --readers",
-            hint="Give --accelerators, --checkpoint and --readers.",
+            hint="Add --accelerators, --checkpoint and --readers.",
         )
     chosen = workloads.find_workload(workload)
     if dataset_bytes := parse_bytes("--size", size):
@@ -229,7 +229,7 @@ def resolve_membership(group: str, hosts: int | None, rank: int | None, wait_sec
 
     if not group:
         if hosts not in (None, 1) or rank:
-            raise UsageError("--hosts and --rank require --group", hint="Give the same --group NAME on all hosts.")
+            raise UsageError("--hosts and --rank require --group", hint="Use the same --group NAME on all hosts.")
         return Membership(secrets.token_hex(8))
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", group):
         raise UsageError(

@@ -53,7 +53,7 @@ def storage_probe(
     visibility_timeout: Annotated[
         float | None,
         typer.Option(
-            "--patience", min=1, help="Timeout in seconds until changes of the other host are visible. Default: 90."
+            "--patience", min=1, help="Timeout in seconds for changes by the other host to become visible. Default: 90."
         ),
     ] = None,
     wait: Annotated[
@@ -78,7 +78,7 @@ def storage_probe(
             size_bytes = 0
         if size_bytes < 1 << 20:
             raise UsageError(
-                f"--size {size!r} is not a size of at least 1 MiB", hint="Give a size such as 512MiB or 4GiB."
+                f"--size {size!r} is not a size of at least 1 MiB", hint="Use a size such as 512MiB or 4GiB."
             )
         plan = replace(plan, size=size_bytes)
     if visibility_timeout:

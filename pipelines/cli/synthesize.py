@@ -257,7 +257,7 @@ def synthesize(
         raise UsageError("--judge-model and --judge-key require --judge", hint="Set the judge with --judge.")
     customization = load_config(config, sets)
     if not sources and config is None and not sets:
-        raise UsageError("Missing argument 'sources'", hint="Give documents, or a configuration with -c.")
+        raise UsageError("Missing argument 'sources'", hint="Specify documents, or a configuration with -c.")
     from pipelines.runs.single_stages import select_sources
     from pipelines.synthesis import synthesis_run
     from pipelines.synthesis.settings import SynthesisSettings

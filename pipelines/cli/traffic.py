@@ -66,7 +66,7 @@ def set_route(
         int, typer.Option("--min-requests", help="Minimum number of canary requests before an abort.")
     ] = 50,
     max_slowdown: Annotated[
-        float, typer.Option("--max-slowdown", help="Tolerated ratio to the latency of the first target.")
+        float, typer.Option("--max-slowdown", help="Maximum ratio of the canary's latency to that of the first target.")
     ] = 2.0,
     routes: RoutingFileOption = Path("routes.yaml"),
     as_json: JsonOption = False,

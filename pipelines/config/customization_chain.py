@@ -60,8 +60,8 @@ def load_chain(paths: Sequence[Path], overrides: Sequence[str]) -> list[ChainedC
                     raise ConfigurationError(
                         f"{path} tunes the model of {paths[len(chain) - 1]}, whose adaptation {recipe.adaptation} cannot be "
                         "merged into a base model",
-                        hint="Set fine_tuning.adaptation of the first to lora, qlora, ia3 or full, or set "
-                        "fine_tuning.base_model of the second.",
+                        hint="Set fine_tuning.adaptation of the first file to lora, qlora, ia3 or full, "
+                        "or set fine_tuning.base_model of the second file.",
                     )
             if customization.fine_tuning.initial_adapter:
                 raise ConfigurationError(

@@ -98,10 +98,10 @@ class Customization(BaseModel):
 
         Args:
             path: a YAML file; None for the defaults.
-            sections: values by section. A key replaces that of the file; its mapping replaces the whole mapping.
+            sections: values by section. A key overrides that of the file; a mapping replaces the whole mapping.
 
         Raises:
-            ConfigurationError: a value is invalid; the message contains file, field, value found and allowed values.
+            ConfigurationError: a value is invalid; the message contains the file, the field, the value found and the allowed values.
         """
         values = read_sections(Path(path)) if path else {}
         if path:
@@ -115,7 +115,7 @@ class Customization(BaseModel):
 
     @classmethod
     def load_demo(cls) -> Customization:
-        """Load the customization of the demo: the documentation of Python's standard library, and a small model."""
+        """Load the customization of the demo: the documentation of Python's standard library and a small model."""
         return cls.load(DEMO_PATH)
 
     def set(self, key: str, value: object) -> Customization:
@@ -228,7 +228,7 @@ def load_customization(
         or_demo: Start from the demo's configuration file if neither a file nor an override states the sources.
 
     Raises:
-        ConfigurationError: a value is invalid; the message contains file, field, value found and allowed values.
+        ConfigurationError: a value is invalid; the message contains the file, the field, the value found and the allowed values.
         UsageError: an override is malformed.
     """
     values = read_sections(path) if path else {}
@@ -356,7 +356,7 @@ def _read_text(path: Path) -> str:
     if path.is_dir():
         raise ConfigurationError(
             f"{path} is a folder, not a file",
-            hint=f"Give a file in this folder, for example {path / 'customization.yaml'}.",
+            hint=f"Specify a file in this folder, for example {path / 'customization.yaml'}.",
         )
     if not path.exists():
         name = "platform.yaml" if "platform" in path.name else "customization.yaml"
@@ -365,7 +365,7 @@ def _read_text(path: Path) -> str:
         )
     if not path.is_file():
         raise ConfigurationError(
-            f"{path} is a pipe or a device, not a file", hint="Give the path of a file with the configuration."
+            f"{path} is a pipe or a device, not a file", hint="Specify the path of a file with the configuration."
         )
     if (size := path.stat().st_size) > MAX_CHARACTERS:
         raise ConfigurationError(

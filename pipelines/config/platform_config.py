@@ -500,8 +500,8 @@ def load_platform(path: Path) -> Platform:
     """Load platform.yaml.
 
     Raises:
-        ConfigurationError: the file is unreadable, or a value is invalid; the message contains file, field, value found
-            and allowed values.
+        ConfigurationError: the file is unreadable, or a value is invalid; the message contains the file, the field, the
+            value found and the allowed values.
     """
     hint = "See docs/reference/platform.md, or run `tuneline init` to write a commented file."
     try:

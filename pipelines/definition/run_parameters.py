@@ -169,7 +169,7 @@ def require_absolute_paths(config: Customization) -> Customization:
             if not path.startswith("/") and not re.match(r"[a-z0-9+]+:", path):
                 raise ConfigurationError(
                     f"{key}: {path} is a relative path; pods require absolute paths",
-                    hint="Give the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl.",
+                    hint="Specify the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl.",
                 )
     return config
 
@@ -185,7 +185,7 @@ def _parse_sections(text: str) -> Values:
         raise ConfigurationError(
             f"the parameter `configuration` is {YAML_TYPE_NAMES.get(type(values), 'a value')}; "
             "expected a YAML mapping of sections",
-            hint="Give the text of a customization.yaml, for example `evaluation: {max_items: 200}`.",
+            hint="Specify the text of a customization.yaml, for example `evaluation: {max_items: 200}`.",
         )
     return values or {}
 

@@ -82,7 +82,9 @@ def build_answer(
         (text,) = engine.generate([prompt_ids], Decoding(allowed), reporter)
         answer = ExplainedAnswer(question, text, is_generated=True, is_complete=True)
     if not answer.text.strip():
-        raise InputError("the answer is empty", hint="Give the answer to explain with --answer, or change the prompt.")
+        raise InputError(
+            "the answer is empty", hint="Specify the answer to explain with --answer, or change the prompt."
+        )
     encoded = answer.encode(engine.tokenizer, question.messages)
     if given is None and len(encoded.answer_ids) > allowed:
         answer = ExplainedAnswer(question, text, is_generated=True, is_complete=False)

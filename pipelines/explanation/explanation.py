@@ -196,7 +196,7 @@ def explain(
     warnings += describe_limits(influence, model)
     if erased is None and any(read_subject(read_meta(scored.row)) for scored in influence.rows):
         warnings.append(
-            "rows come from captured traffic, but no capture file was read; give --capture to mark erased subjects"
+            "rows come from captured traffic, but no capture file was read; add --capture to mark erased subjects"
         )
     ids = [scored.row["id"] for scored in influence.rows]
     origins = row_origins.find_origins(ids, dataset, config, work, reporter)
@@ -219,7 +219,7 @@ def describe_limits(influence: RowInfluence, model: LoadableModel) -> list[str]:
         limits.append(f"{influence.without_answer:,} scored rows have no trained tokens, and therefore no score")
     summary = model.artifact.manifest.summary if model.artifact else {}
     if 0 < summary.get("epochs", 1) < 1:
-        limits.append(f"training saw {summary['epochs']:.0%} of the rows, and possibly not a scored row")
+        limits.append(f"training saw {summary['epochs']:.0%} of the rows, so a scored row may not have been seen")
     if model.adapter is None:
         limits.append(
             "the model has no separate adapter; rows are represented by gradients of the last layers' matrices"

@@ -65,7 +65,7 @@ def find_captured_answer(settings: CaptureSettings, response_id: str) -> Capture
     if not messages or len(choices) != 1:
         raise InputError(
             f"the captured request of {response_id} has no messages, or more than one answer",
-            hint="Give the conversation with --messages and the answer with --answer.",
+            hint="Specify the conversation with --messages and the answer with --answer.",
         )
     conversation = [
         {**one, "content": "".join(part["text"] for part in one["content"])}
@@ -104,7 +104,7 @@ def open_reference(
         if version is None:
             raise UsageError(
                 f"the model {sha256[:12] or 'of the captured answer'} is not a registered version",
-                hint="Give the model that answered, as a folder or NAME@ALIAS.",
+                hint="Specify the model that answered, as a folder or NAME@ALIAS.",
             )
     elif not Path(reference).exists() and (":" not in reference or reference.startswith("models:/")):
         version = get_registered(*lineage.parse_reference(reference))
@@ -121,7 +121,7 @@ def open_reference(
                 f"the answer was written by the model {captured.model_sha256[:12]} "
                 f"({captured.facts.get('model')} version {captured.facts.get('version')}); {reference} is "
                 f"{model.sha256[:12]}",
-                hint="Give the version that answered, or omit the model to look it up in the registry.",
+                hint="Specify the version that answered, or omit the model to look it up in the registry.",
             )
         yield model, version
 
@@ -155,14 +155,14 @@ def open_training_data(dataset: str, model: LoadableModel, version: RegisteredMo
     if recorded is None:
         raise InputError(
             f"the model {model.sha256[:12]} records no training dataset",
-            hint="A base model has none. Give the folder of a dataset with --training-data.",
+            hint="A base model has none. Specify the folder of a dataset with --training-data.",
         )
     folder = training_lineage.find_folder(recorded, version.store_uri if version else "")
     if folder is None:
         raise InputError(
             f"the training dataset {recorded.content_sha256[:12]} of the model is not in the artifact store: it was "
             "erased, or is stored elsewhere",
-            hint="Fetch its revision (`tuneline data list`, `tuneline data fetch REV -o DIR`) and give DIR with "
+            hint="Fetch its revision (`tuneline data list`, `tuneline data fetch REV -o DIR`) and pass DIR with "
             "--training-data.",
         )
     return artifact_folder.read(folder, "dataset"), ""

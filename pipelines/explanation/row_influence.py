@@ -261,7 +261,7 @@ def _encode_rows(
     if not encoded:
         raise InputError(
             f"no scored training row of {dataset.path} has a token to learn within {length:,} tokens",
-            hint="Give the dataset that the model was trained on.",
+            hint="Specify the dataset that the model was trained on.",
         )
     return rows, encoded
 

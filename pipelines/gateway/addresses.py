@@ -33,7 +33,7 @@ def require_keys(host: str, keys: Path | None) -> None:
     if keys is None and not is_loopback(host):
         raise ConfigurationError(
             f"--host is {host}, which other machines can reach, and --keys is not set",
-            hint="Create a key with `tuneline keys create NAME --keys keys.yaml`, and give --keys keys.yaml.",
+            hint="Create a key with `tuneline keys create NAME --keys keys.yaml`, and pass --keys keys.yaml.",
         )
 
 

@@ -107,7 +107,7 @@ class FeedbackFile:
                     os.close(file)
         except OSError:
             raise RequestError(
-                507, "the feedback cannot be stored; see the gateway's disk", code="not_stored"
+                507, "the feedback cannot be stored; check the gateway's disk", code="not_stored"
             ) from None
 
     def _open(self) -> int:

@@ -50,7 +50,9 @@ class AbortLimits(BaseModel):
     min_requests: int = Field(
         50, ge=1, description="Minimum number of requests that the target answers before an abort."
     )
-    max_slowdown: float = Field(2.0, ge=1, le=1e3, description="Tolerated ratio to the latency of the first target.")
+    max_slowdown: float = Field(
+        2.0, ge=1, le=1e3, description="Maximum ratio of the canary's latency to that of the first target."
+    )
     false_abort_rate: float = Field(
         0.05, gt=0, lt=1, description="Probability of an abort if the targets do not differ."
     )

@@ -234,7 +234,7 @@ def parse_parameters(given: Sequence[str], declared: JsonObject) -> JsonObject:
         if name not in declared:
             raise UsageError(
                 f"the pipeline has no parameter {name}",
-                hint=f"Choose one of: {', '.join(sorted(declared))}." if declared else "Leave out --param.",
+                hint=f"Choose one of: {', '.join(sorted(declared))}." if declared else "Omit --param.",
             )
         kind, description, example = PARAMETER_TYPES[declared[name]["parameterType"]]
         value: object = text

@@ -148,7 +148,9 @@ def find_architecture(model: str) -> Architecture:
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
-            raise UsageError(f"--model {model!r} is a folder without config.json", hint="Give the folder of a model.")
+            raise UsageError(
+                f"--model {model!r} is a folder without config.json", hint="Specify the folder of a model."
+            )
     if path.is_file() or path.suffix == ".json":
         return read_config(path)
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", model.strip().lower()):
@@ -171,7 +173,7 @@ def find_public_architecture(model: str) -> Architecture:
     names = ", ".join(nearest or known)
     raise UsageError(
         f"--model {model!r} is not a known model, a config.json or a number of parameters",
-        hint=f"Give {'one of the nearest names: ' if nearest else 'one of '}{names}; the path of a config.json; "
+        hint=f"Specify {'one of the nearest names: ' if nearest else 'one of '}{names}; the path of a config.json; "
         "or a number such as 8b.",
     )
 
@@ -185,16 +187,18 @@ def read_config(path: Path) -> Architecture:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Give the config.json of a model.") from None
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", hint="Specify the config.json of a model."
+        ) from None
     except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", hint="Give the config.json of a model.") from None
+        raise UsageError(f"{path} is not JSON: {error}", hint="Specify the config.json of a model.") from None
     config = config.get("text_config", config) if isinstance(config, Mapping) else {}
     config = config if isinstance(config, Mapping) else {}
     optional = [key for key in OPTIONAL_CONFIG_KEYS if config.get(key)]
     if missing := [key for key in (*CONFIG_KEYS, *optional) if not _is_size(config.get(key))]:
         raise UsageError(
             f"{path}: missing or invalid {', '.join(missing)}; expected a whole number from 1 to {MAX_SIZE:,}",
-            hint="Give the config.json of a decoder-only model in the format of transformers.",
+            hint="Specify the config.json of a decoder-only model in the format of transformers.",
         )
     return _convert_config(path, config)
 
@@ -237,7 +241,7 @@ def derive_architecture(parameters: int, model: str) -> Architecture:
     if not MIN_PARAMETERS <= parameters <= MAX_PARAMETERS:
         raise UsageError(
             f"--model {model!r} is not between {MIN_PARAMETERS:,} and {MAX_PARAMETERS:,} parameters",
-            hint="Give a number such as 8b, or the name of a model.",
+            hint="Use a number such as 8b, or the name of a model.",
         )
 
     def build(heads: int) -> Architecture:

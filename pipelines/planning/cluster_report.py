@@ -72,7 +72,7 @@ def render_report(request: ClusterRequest, result: Json) -> str:
         waits,
         x="nodes",
         y="hours",
-        caption=f"Waiting time for GPUs by number of nodes; the result has {result['nodes']}.",
+        caption=f"Waiting time for GPUs by number of nodes; this cluster has {result['nodes']}.",
     )
     return html_report.render_page(
         "Size of a shared cluster",

@@ -126,7 +126,7 @@ def parse_demands(texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         match = DEMAND_PATTERN.fullmatch(text.strip())
         if match is None or int(match[1]) == 0:
-            hint = "Give customizations per month, such as 20x8b."
+            hint = "Specify customizations per month, such as 20x8b."
             raise UsageError(f"--demand {text!r} is not COUNTxMODEL", hint=hint)
         counts[match[2]] = counts.get(match[2], 0) + int(match[1])
     return counts
@@ -139,7 +139,7 @@ def size_cluster(request: ClusterRequest) -> Json:
         UsageError: a training has no time, needs more than the cluster's GPUs, or no cluster meets the demand.
     """
     if request.queue not in QUEUES:
-        raise UsageError(f"--queue is {request.queue!r}", hint=f"Give {' or '.join(QUEUES)}.")
+        raise UsageError(f"--queue is {request.queue!r}", hint=f"Use {' or '.join(QUEUES)}.")
     if request.storage_node:
         find_storage_node(request.storage_node)
     workloads = [_measure_workload(count, training, request) for count, training in request.demand]
@@ -188,7 +188,7 @@ def _measure_workload(count: int, training: SizingRequest, request: ClusterReque
     if size["hours"] is None:
         raise UsageError(
             f"--demand {count}x{training.architecture.name} requires the amount of data",
-            hint="Give --tokens, --dataset, or --rows and --mean-length.",
+            hint="Add --tokens, --dataset, or --rows and --mean-length.",
         )
     weights = training.architecture.parameters * BFLOAT16_BYTES
     capacity = MAX_MEMORY_FRACTION * (training.device.memory_bytes or math.inf)
@@ -324,7 +324,7 @@ def _choose_cluster(
         if request.nodes < math.ceil(largest / device.node):
             raise UsageError(
                 f"--nodes {request.nodes}: a training run needs {largest} GPUs, but a node has {device.node}",
-                hint=f"Give --nodes {math.ceil(largest / device.node)} or more.",
+                hint=f"Use --nodes {math.ceil(largest / device.node)} or more.",
             )
         return Cluster((device.node,) * request.nodes, read, write, queue=request.queue), arrivals
 
@@ -341,7 +341,7 @@ def _choose_cluster(
     if found < len(candidates):
         return Cluster((device.node,) * candidates[found], read, write, queue=request.queue), arrivals
     raise UsageError(
-        f"no cluster of up to {MAX_NODES} nodes meets the demand with a wait of {request.max_wait_hours:g} hours",
+        f"no cluster of up to {MAX_NODES} nodes meets the demand with a P90 wait of at most {request.max_wait_hours:g} hours",
         hint="Lower --demand, or raise --max-wait-hours, --read-rate or --write-rate.",
     )
 
@@ -578,7 +578,7 @@ def _list_formulas(workloads: Sequence[Workload]) -> list[Json]:
     source = "discrete-event simulation; see docs/reference/cluster-emulation.md"
     return [
         *(formula for n, formula in enumerate(formulas) if formula not in formulas[:n]),
-        {"quantity": "waiting time", "formula": f"{SIMULATED_JOBS:,} customizations in one queue; all GPUs of a stage at once",
+        {"quantity": "waiting time", "formula": f"{SIMULATED_JOBS:,} customizations in one queue; a stage starts when all its GPUs are free",
          "source": source},
         {"quantity": "capacity", "formula": "customizations per week while each team always has one in progress", "source": source},
         {"quantity": "usable storage", "formula": "datasets, models and base models of all customizations of a month; "

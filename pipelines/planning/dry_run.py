@@ -753,10 +753,12 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
             recorded = manifest.find_input("base_model")
             if base and recorded and recorded.content_sha256 == base.sha256:
                 history.append(manifest)
-    reading = f"{survey.reading_seconds:.1f} s of reading, measured, and {DAFT_START_SECONDS:.0f} s to start Daft"
+    reading = f"measured reading time {survey.reading_seconds:.1f} s, plus {DAFT_START_SECONDS:.0f} s to start Daft"
     times = {
         "data_curation": StageTime(survey.reading_seconds + DAFT_START_SECONDS, reading),
-        "triton_packaging": StageTime(None, "unknown until a package of this base model has been built here"),
+        "triton_packaging": StageTime(
+            None, "unknown until a package of this base model has been built on this machine"
+        ),
     }
     for manifest in history:
         if manifest.kind == "repository" and (cost := stage_cost.read_cost(store, manifest.content_sha256)):

@@ -102,16 +102,18 @@ def build_request(
         UsageError: options contradict each other, or a value is unknown.
     """
     if options.demand and options.model:
-        raise UsageError("--demand and --model are combined", hint="Name the models in --demand, as COUNTxMODEL.")
+        raise UsageError(
+            "--demand and --model cannot be combined", hint="Specify the models in --demand, as COUNTxMODEL."
+        )
     if not options.demand and (given := [name for name in CLUSTER_OPTIONS if getattr(options, name)]):
         option = f"--{given[0].replace('_', '-')}"
-        raise UsageError(f"{option} is given without --demand", hint="Give --demand COUNTxMODEL, such as 20x8b.")
+        raise UsageError(f"{option} requires --demand", hint="Add --demand COUNTxMODEL, such as 20x8b.")
     if options.adaptation:
         customization.set("fine_tuning.adaptation", options.adaptation)
     if options.rank:
         customization.set("fine_tuning.lora.rank", options.rank)
     if options.dataset and (options.tokens or options.rows):
-        raise UsageError("--dataset is combined with --tokens or --rows", hint="Give one of them.")
+        raise UsageError("--dataset cannot be combined with --tokens or --rows", hint="Use only one of them.")
     if options.dataset:
         recipe = customization.fine_tuning
         longest = options.length or recipe.max_length or sizing.DEFAULT_LENGTH

@@ -62,7 +62,7 @@ class TrainingSize(_Size):
     """GPUs, memory, time, storage, energy and cost of a customization; `str()` formats them as text.
 
     Attributes:
-        values: the object that `tuneline size --json` prints, see docs/how-to/sizing.md.
+        values: the object that `tuneline size --json` prints; see docs/how-to/sizing.md.
     """
 
     values: dict[str, Any]
@@ -120,8 +120,8 @@ class ClusterSize(_Size):
     """A cluster that several models share; `str()` formats it as text.
 
     Attributes:
-        values: the object that `tuneline size --demand --json` prints, see docs/how-to/sizing.md.
-        request: the demand, for the plots of the page, which simulate other numbers of nodes.
+        values: the object that `tuneline size --demand --json` prints; see docs/how-to/sizing.md.
+        request: the demand; the plots of the page simulate it with other numbers of nodes.
     """
 
     values: dict[str, Any]

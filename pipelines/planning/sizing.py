@@ -196,7 +196,7 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
     if request.deadline_hours is not None and request.epoch_tokens is None:
         raise UsageError(
             "--deadline-hours requires the amount of data",
-            hint="Give --tokens, --dataset, or --rows and --mean-length.",
+            hint="Add --tokens, --dataset, or --rows and --mean-length.",
         )
     if request.device.memory_bytes is None:
         raise UsageError(
@@ -206,12 +206,12 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
         if request.gpus % split:
             raise UsageError(
                 f"--gpu: {request.gpus} GPUs cannot form groups of {split} (tensor × pipeline × context parallelism)",
-                hint=f"Give a multiple of {split} GPUs.",
+                hint=f"Use a multiple of {split} GPUs.",
             )
         if request.gpus // split * (request.micro_batch or 1) > request.global_batch:
             raise UsageError(
                 f"--global-batch {request.global_batch} is too small for {request.gpus // split} data-parallel processes",
-                hint=f"Give --global-batch {request.gpus // split * (request.micro_batch or 1)} or more.",
+                hint=f"Use --global-batch {request.gpus // split * (request.micro_batch or 1)} or more.",
             )
         plan = build_plan(request, request.gpus)
         used = (
@@ -232,7 +232,7 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
                 return (
                     plan,
                     "deadline",
-                    f"{smallest.gpus} GPUs are enough for the memory, but take more than {request.deadline_hours:g} hours",
+                    f"the training run fits on {smallest.gpus} GPUs, but would take more than {request.deadline_hours:g} hours",
                 )
             return plan, "memory", "one GPU is enough" if gpus == 1 else "the smallest number of GPUs that fits"
     limit = f"a global batch of {request.global_batch} rows feeds at most {max_data} data-parallel processes"
@@ -380,7 +380,7 @@ def _list_assumptions(request: SizingRequest, plan: TrainingPlan) -> list[str]:
         assumptions.append("published models are stored merged, with all weights in 16 bits")
     if request.objective == "grpo":
         assumptions.append(
-            f"generation takes {request.generation_share:.0%} of the time; the rollout engine is not sized"
+            f"generation takes {request.generation_share:.0%} of the time; the GPUs of a rollout engine are not included"
         )
     if request.sequences == 2:
         again = ", and the reference model reads them once more" if request.has_reference else ""

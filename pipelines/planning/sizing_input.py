@@ -52,7 +52,7 @@ def parse_gpu(text: str) -> tuple[Accelerator, int | None]:
         raise UsageError(f"--gpu {name!r} is not a known accelerator", hint=f"{suggestion}Known: {', '.join(known)}.")
     if count and not re.fullmatch(r"[1-9]\d{0,5}", count):
         raise UsageError(
-            f"--gpu {text}: {count!r} is not a number of GPUs", hint=f"Give TYPE or TYPE:COUNT, such as {name}:8."
+            f"--gpu {text}: {count!r} is not a number of GPUs", hint=f"Use TYPE or TYPE:COUNT, such as {name}:8."
         )
     return known[name], int(count) if count else None
 
@@ -66,7 +66,7 @@ def check_choices(values: Mapping[str, str]) -> None:
     for option, value in values.items():
         choices = CHOICES[option]
         if value and value not in choices:
-            raise UsageError(f"{option} is {value!r}", hint=f"Give {', '.join(choices[:-1])} or {choices[-1]}.")
+            raise UsageError(f"{option} is {value!r}", hint=f"Use {', '.join(choices[:-1])} or {choices[-1]}.")
 
 
 def check_precision(device: Accelerator, precision: str) -> None:
@@ -141,7 +141,7 @@ def build_request(
     if request.mean_length is not None and request.mean_length > request.length:
         raise UsageError(
             f"--mean-length {request.mean_length:g} exceeds the longest row, {request.length} tokens",
-            hint=f"Give --length {math.ceil(request.mean_length)} or more.",
+            hint=f"Use --length {math.ceil(request.mean_length)} or more.",
         )
     if config.max_steps and not {"epochs", "tokens", "rows"} & given.keys():
         batch_tokens = request.global_batch * (request.length if request.packing else request.row_tokens)
@@ -171,7 +171,7 @@ def count_dataset_tokens(dataset: Path, base_model: str, length: int, reporter: 
         reporter,
     )
     if isinstance(measured, str):
-        raise UsageError(f"--dataset {dataset}: {measured}", hint="Give --tokens, or --rows and --mean-length.")
+        raise UsageError(f"--dataset {dataset}: {measured}", hint="Add --tokens, or --rows and --mean-length.")
     kept = 1 - measured.truncated_tokens
     return round(measured.total * kept), measured.mean * kept
 
@@ -189,5 +189,5 @@ def parse_bytes(option: str, text: str) -> float | None:
     except ValidationError:
         size = 0
     if size < 1:
-        raise UsageError(f"{option} {text!r} is not a size", hint="Give a size such as 500MB or 2TB.")
+        raise UsageError(f"{option} {text!r} is not a size", hint="Use a size such as 500MB or 2TB.")
     return float(size)

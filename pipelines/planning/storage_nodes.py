@@ -92,10 +92,10 @@ def choose_storage_cluster(node: StorageNode, capacity: float, rate: float, node
         fitting = [size for size in node.drive_tb if node.compute_usable_bytes(nodes, size) >= capacity]
         if fitting and nodes * ports >= rate:
             by_rate, smallest = math.ceil(rate / ports), nodes == node.min_nodes
-            bound = "the smallest cluster" if smallest else "rate" if by_rate == nodes else "capacity"
+            bound = "smallest supported cluster" if smallest else "rate" if by_rate == nodes else "capacity"
             return StorageCluster(node, nodes, min(fitting), bound)
     raise UsageError(
         f"--storage-node {node.name}: {capacity / TERA:,.0f} TB and {rate / 1e9:,.1f} GB/s need more than "
         f"{MAX_STORAGE_NODES} nodes",
-        hint="Lower --raw, --versions or --demand, or divide the demand between clusters.",
+        hint="Lower --raw, --versions or --demand, or split the demand across clusters.",
     )

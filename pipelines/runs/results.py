@@ -96,9 +96,9 @@ class DatasetResult(_StageResult):
     Attributes:
         dataset: folder of the dataset.
         sha256: content digest.
-        rows: number of rows: in, kept, quarantined, and rejected by reason.
-        splits: number of rows of train, validation and test.
-        evaluation_sets: counts of the decontamination by evaluation set.
+        rows: numbers of rows: in, kept, quarantined, and rejected by reason.
+        splits: numbers of rows in train, validation and test.
+        evaluation_sets: decontamination counts by evaluation set.
     """
 
     shown = ("dataset", "rows", "splits")
@@ -118,10 +118,10 @@ class ModelResult(_StageResult):
         sha256: content digest.
         steps: optimizer steps.
         tokens: tokens trained on.
-        train_loss: loss at the last step in nats per token.
-        validation_loss: loss on the validation split in nats per token; None without validation rows.
-        tokens_per_second: throughput of the training.
-        resumed_from: step from which an interrupted training resumed; None without an interruption.
+        train_loss: loss at the last step, in nats per token.
+        validation_loss: loss on the validation split, in nats per token; None without validation rows.
+        tokens_per_second: training throughput.
+        resumed_from: step from which an interrupted training run resumed; None without an interruption.
         sweep: compared recipes with their losses, best first; None without a sweep.
     """
 
@@ -177,7 +177,7 @@ class PackageResult(_StageResult):
         sha256: content digest.
         model_name: name of the model in Triton.
         backend: python or vllm.
-        proof: answers of a real Triton to the golden prompts; None if no server could test the package.
+        proof: answers of a Triton server to the golden prompts; None if no server tested the package.
     """
 
     shown = ("repository", "model_name", "backend", "proof")
@@ -224,14 +224,14 @@ class RunResult(_Shown):
 
     Attributes:
         verdict: accepted, refused or unchanged.
-        workdir: folder of the store, state, tracking and runs.
+        workdir: folder with the artifact store, state, tracking data and runs.
         artifacts: folders of the artifacts.
         mlflow: MLflow run and registered version.
         stages: wall time of each stage.
         seconds: wall time of the run.
         report: HTML report.
         run: name of the run, for `tuneline status`, `logs` and `compare`.
-        cost: time, energy and cost, see docs/how-to/costs.md.
+        cost: time, energy and cost; see docs/how-to/costs.md.
     """
 
     shown = ("run", "verdict", "model", "seconds", "report")

@@ -153,9 +153,9 @@ def find_run(workdir: Workdir, name: str) -> Run:
     names = ", ".join(run.name for run in candidates[:10]) + (" and older runs" if len(candidates) > 10 else "")
     if matches:
         raise UsageError(
-            f"{name} is the prefix of {len(matches)} runs: {names}", hint="Give a longer prefix, or `latest`."
+            f"{name} is the prefix of {len(matches)} runs: {names}", hint="Use a longer prefix, or `latest`."
         )
-    raise UsageError(f"{missing}; existing runs: {names}", hint="Give one of these names, or `latest`.")
+    raise UsageError(f"{missing}; existing runs: {names}", hint="Use one of these names, or `latest`.")
 
 
 def describe_error(error: BaseException, workdir: Workdir | None = None) -> dict[str, str]:

@@ -148,7 +148,7 @@ def package_model(
 
     Args:
         model: folder of a tuned model, or source of a base model.
-        adapters: folders of further adapters of the same base model by name; vLLM only.
+        adapters: folders of additional adapters of the same base model, by name; vLLM only.
 
     Raises:
         ArtifactDamagedError: a model is unfinished or has changed.
@@ -252,7 +252,7 @@ def serve_repository(
         keys: file of API keys; required unless `host` is a loopback address.
         routes: routing file of canaries and shadow traffic.
         capture: capture file.
-        drain_seconds: time for answers in progress at the end, in seconds.
+        drain_seconds: time in seconds to finish answers in progress at the end.
         trust: keys; the repository must have a signature of one of these. Empty: no signature is required.
 
     Raises:

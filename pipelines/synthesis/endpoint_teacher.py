@@ -68,7 +68,7 @@ class EndpointTeacher:
         except ValidationError as error:
             raise UsageError(
                 f"{option}: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
-                hint=f"Give a URL such as https://teacher.example/v1, and the name of an environment variable with {option}-key.",
+                hint=f"Specify a URL such as https://teacher.example/v1, and the name of an environment variable with {option}-key.",
             ) from None
         key = chat_completions.read_api_key(options.key_variable, f"{option}-key", "synthesis")
         listed = _list_models(option, options.source, key)

@@ -64,7 +64,7 @@ def _check_length(candidate: Candidate, passage: Passage, min_support: float) ->
         if len(find_words(turn.question)) < MIN_QUESTION_WORDS:
             return f"the question has fewer than {MIN_QUESTION_WORDS} words: {turn.question}"
         if not _list_content_words(turn.answer):
-            return f"the answer states no fact: {turn.answer}"
+            return f"the answer contains no content words: {turn.answer}"
         if len(turn.question) > MAX_QUESTION_CHARACTERS or len(turn.answer) > MAX_ANSWER_CHARACTERS:
             return f"the question has {len(turn.question):,} characters, the answer {len(turn.answer):,}"
     return ""

@@ -28,7 +28,7 @@ def open_teacher(options: TeacherOptions, work: Workdir, reporter: Reporter) -> 
     if options.model or options.key_variable:
         raise UsageError(
             f"{options.option}-model and {options.option}-key apply to an endpoint; {options.option} is {options.source!r}",
-            hint=f"Give {options.option} a URL such as https://teacher.example/v1, or omit these options.",
+            hint=f"Set {options.option} to a URL such as https://teacher.example/v1, or omit these options.",
         )
     from pipelines.synthesis.local_teacher import LocalTeacher
 

@@ -119,7 +119,7 @@ def test_training_on_several_nodes_needs_whole_nodes() -> None:
 def test_storage_cluster_holds_capacity_and_rate() -> None:
     node = load_storage_nodes()["f210"]
     small = choose_storage_cluster(node, 10e12, 1e9, None)
-    assert (small.nodes, small.drive_tb, small.bound) == (3, 1.92, "the smallest cluster")
+    assert (small.nodes, small.drive_tb, small.bound) == (3, 1.92, "smallest supported cluster")
     assert small.usable_bytes == pytest.approx(0.9 * 3 * 4 * 1.92e12 * 2 / 3)
     assert choose_storage_cluster(node, 10e12, 12e9, 2e9).nodes == 6
     large = choose_storage_cluster(node, 500e12, 1e9, None)
@@ -211,8 +211,8 @@ def test_report_has_plots_and_text_the_bill(tmp_path: Path, monkeypatch: pytest.
     [
         (("--demand", "8b"), "--demand '8b' is not COUNTxMODEL", "20x8b"),
         (("--demand", "2x8b"), "--demand 2x8b parameters requires the amount of data", "--tokens"),
-        (("--demand", "2x8b", "--model", "8b", *DATA), "--demand and --model are combined", "COUNTxMODEL"),
-        (("--model", "8b", "--storage-node", "f210", *DATA), "--storage-node is given without --demand", "20x8b"),
+        (("--demand", "2x8b", "--model", "8b", *DATA), "--demand and --model cannot be combined", "COUNTxMODEL"),
+        (("--model", "8b", "--storage-node", "f210", *DATA), "--storage-node requires --demand", "20x8b"),
         (("--demand", "2x8b", "--queue", "LIFO", *DATA), "--queue is 'LIFO'", "BestEffortFIFO or StrictFIFO"),
         (("--demand", "2x8b", "--storage-node", "f900", *DATA), "--storage-node 'f900' is not a known", "f210"),
         (("--demand", "2x8b", "--gpu", "h200:16", "--nodes", 1, *DATA), "a training run needs 16 GPUs", "--nodes 2"),

@@ -259,13 +259,13 @@ def test_terminal_shows_every_section(tmp_path: Path) -> None:
 def test_wrong_runs_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "wd", "alpha")
     make_run(tmp_path / "wd", "beta", shift=0.5)
-    hint = "Give two or more runs; `tuneline status` lists those of a workdir."
+    hint = "Specify two or more runs; `tuneline status` lists those of a workdir."
     refused = {
         ("alpha",): ("a comparison requires two runs; found alpha", hint),
         ("alpha", "wd/runs/alpha"): ("alpha and wd/runs/alpha are the same run, alpha", hint),
         ("alpha", "gamma"): (
             f"run gamma does not exist in {Workdir(tmp_path / 'wd').root}; existing runs: beta, alpha",
-            "Give one of these names, or `latest`.",
+            "Use one of these names, or `latest`.",
         ),
     }
     for names, (message, expected_hint) in refused.items():

@@ -220,7 +220,7 @@ def test_relative_path_is_refused_and_no_file_is_written(tmp_path: Path) -> None
         "stage": "",
         "kind": "configuration",
         "message": "data_curation.sources: raw/a.jsonl is a relative path; pods require absolute paths",
-        "hint": "Give the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl.",
+        "hint": "Specify the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl.",
     }
     assert list(tmp_path.iterdir()) == []
 

@@ -181,7 +181,7 @@ def test_without_earlier_runs_the_total_is_unknown(estimate: Estimate) -> None:
     )
     text = format_estimate(result)
     known = sum(spent for spent in seconds.values() if spent is not None)
-    reason = "unknown until a package of this base model has been built here"
+    reason = "unknown until a package of this base model has been built on this machine"
     assert f"          at least {known:,.0f} s, without triton_packaging ({reason})" in text
     assert f"          triton_packaging  {reason}" in text
     assert not any("in all" in line for line in text)
@@ -777,7 +777,9 @@ def test_text_lists_rows_tokens_steps_memory_disk_time_and_warnings(estimate: Es
         "time",
     ]
     assert f"30 steps (fine_tuning.max_steps), {result['tokens']['trained']:,} tokens" in "\n".join(text)
-    assert "triton_packaging  unknown until a package of this base model has been built here" in "\n".join(text)
+    assert "triton_packaging  unknown until a package of this base model has been built on this machine" in "\n".join(
+        text
+    )
     assert any(line.startswith("warning: the model will be packaged unproven") for line in text)
 
 

@@ -205,7 +205,7 @@ def test_exactly_one_search_term_is_required(folder: Path) -> None:
             error["message"]
             == f"found {len(terms) // 2} of the options --row, --text and --source; expected exactly one"
         )
-        assert error["hint"] == "Give one option, for example: tuneline data find --row 3f5a0c19d2e84b76"
+        assert error["hint"] == "Use exactly one option, for example: tuneline data find --row 3f5a0c19d2e84b76"
     error = refusal(2, "data", "find", "--text", " ", "--workdir", "wd", cwd=folder)
     assert error["message"] == "--text is empty"
 

@@ -83,10 +83,10 @@ ERRORS = {
         "{file} does not exist", "Check the path; `tuneline init` writes a commented customization.yaml."
     ),
     "folder as configuration": ExpectedError(
-        "{file} is a folder, not a file", "Give a file in this folder, for example {file}/customization.yaml."
+        "{file} is a folder, not a file", "Specify a file in this folder, for example {file}/customization.yaml."
     ),
     "pipe as configuration": ExpectedError(
-        "{file} is a pipe or a device, not a file", "Give the path of a file with the configuration."
+        "{file} is a pipe or a device, not a file", "Specify the path of a file with the configuration."
     ),
     "tab in the YAML": ExpectedError(
         "{file} is not YAML: line 2, column 1: unexpected tab", "Indent with spaces: YAML allows no tabs."
@@ -1128,7 +1128,7 @@ EXPORT_ERRORS = {  # the tests are in test_lineage.py
     "… version … is not exported because its lineage is damaged: …": ("lineage", 1),
     "the dataset of … version … was not found": ("lineage", 1),
     "… is an artifact; the format … requires a registered version": ("usage", 2),
-    "… is in the folder of the … …; an additional file would invalidate its signature": ("output_occupied", 2),
+    "… is in the folder of the … …; an additional file would invalidate the signature": ("output_occupied", 2),
 }
 REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engines with a server that requires authentication
     "version … of … cannot be promoted: its evaluation compared it with …, and the champion is …": ("registry", 1),
@@ -1374,11 +1374,11 @@ SIZING_ERRORS = {  # the tests are in test_sizing.py and test_cluster_size.py
     "--deadline-hours requires the amount of data": ("usage", 2),
     "--demand '…' is not COUNTxMODEL": ("usage", 2),
     "--demand … requires the amount of data": ("usage", 2),
-    "--demand and --model are combined": ("usage", 2),
-    "… is given without --demand": ("usage", 2),
+    "--demand and --model cannot be combined": ("usage", 2),
+    "… requires --demand": ("usage", 2),
     "--queue is '…'": ("usage", 2),
     "--nodes …: a training run needs … GPUs, but a node has …": ("usage", 2),
-    "no cluster of up to … nodes meets the demand with a wait of … hours": ("usage", 2),
+    "no cluster of up to … nodes meets the demand with a P90 wait of at most … hours": ("usage", 2),
     "--storage-node '…' is not a known storage node": ("usage", 2),
     "--storage-node …: … TB and … GB/s need more than … nodes": ("usage", 2),
     "--mean-length … exceeds the longest row, … tokens": ("usage", 2),
@@ -1413,7 +1413,7 @@ STORAGE_BENCHMARK_ERRORS = {  # the tests are in tests/pipelines/storage_benchma
     "fio failed: …": ("failed", 1),
     "… of … rank processes started: …": ("failed", 1),
     "a rank process ended with exit code …": ("failed", 1),
-    "--workload '…' is not a workload or a file": ("usage", 2),
+    "--workload '…' is neither a workload nor a file": ("usage", 2),
     "…: dataset.record_length is missing": ("configuration", 2),
     "…: train.computation_time is …; expected seconds above 0, up to …": ("configuration", 2),
     "… has too few steps per accelerator for … accelerators: …; the first … are not measured": ("usage", 2),
@@ -1480,7 +1480,7 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "subject.key_file … has … bytes; expected at least 16": ("configuration", 2),
     "group … does not exist on this machine": ("configuration", 2),
     "subject.source is none: the captured rows have no subject": ("usage", 2),
-    "no captured answer has the id …": ("input", 1),
+    "no captured answer has the ID …": ("input", 1),
     "no traffic of the model … was captured in …": ("input", 1),  # from here on in tests/pipelines/test_drift.py
     "traffic of … models was captured: …": ("usage", 2),
     "no prompt was captured on the reference days …": ("input", 1),

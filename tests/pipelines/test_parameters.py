@@ -96,13 +96,13 @@ def test_malformed_configuration_is_reported() -> None:
     assert get_error("a: [1").message.startswith("the parameter `configuration` is not YAML: ")
     error = get_error("- a")
     assert error.message == "the parameter `configuration` is a list; expected a YAML mapping of sections"
-    assert error.hint == "Give the text of a customization.yaml, for example `evaluation: {max_items: 200}`."
+    assert error.hint == "Specify the text of a customization.yaml, for example `evaluation: {max_items: 200}`."
 
 
 def test_relative_path_is_refused() -> None:
     error = get_error(sources=["demo:python-docs", "raw/a.jsonl"])
     assert error.message == "data_curation.sources: raw/a.jsonl is a relative path; pods require absolute paths"
-    assert error.hint == "Give the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl."
+    assert error.hint == "Specify the path on the shared volume, as pods see it, for example /data/raw/tickets.jsonl."
     assert "fine_tuning.base_model: models/llama is a relative path" in get_error(base_model="models/llama").message
     assert combine(base_model="hf://org/name@main", sources=["/data/*"]).fine_tuning.base_model == "hf://org/name@main"
 

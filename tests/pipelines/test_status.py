@@ -187,13 +187,13 @@ def test_run_is_found_by_a_unique_prefix(tmp_path: Path) -> None:
     assert answer_in_process("status", "latest", "--workdir", "wd", cwd=tmp_path)["run"] == "20260101-110000-bbbb"
     error = refusal(2, "status", "20260101", "--workdir", "wd", cwd=tmp_path)
     assert error["message"] == "20260101 is the prefix of 2 runs: 20260101-110000-bbbb, 20260101-100000-aaaa"
-    assert error["hint"] == "Give a longer prefix, or `latest`."
+    assert error["hint"] == "Use a longer prefix, or `latest`."
     error = refusal(2, "logs", "mine", "--workdir", "wd", cwd=tmp_path)
     assert (
         error["message"]
         == f"run mine does not exist in {tmp_path / 'wd'}; existing runs: 20260101-110000-bbbb, 20260101-100000-aaaa"
     )
-    assert error["hint"] == "Give one of these names, or `latest`."
+    assert error["hint"] == "Use one of these names, or `latest`."
 
 
 def make_run_with_logs(tmp_path: Path, **fields: Any) -> Run:

@@ -376,7 +376,7 @@ def test_size_with_a_demand_is_that_of_a_cluster(tmp_path: Path, monkeypatch: py
         ({"mean_lenght": 5}, "size: mean_lenght: unknown key (did you mean mean_length?)"),
         ({"demand": ["8b"]}, "--demand '8b' is not COUNTxMODEL"),
         ({"demand": "8b"}, "--demand '8b' is not COUNTxMODEL"),
-        ({"nodes": 2}, "--nodes is given without --demand"),
+        ({"nodes": 2}, "--nodes requires --demand"),
     ],
 )
 def test_wrong_options_of_size_are_refused(options: dict[str, Any], message: str) -> None:

@@ -32,7 +32,7 @@ CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS = 2.0, 3.0  # for one call
 FIRST_CALL_TIMEOUT_SECONDS = 5.0  # includes the name lookup and the credential plugin of the kubeconfig
 DEFAULT_NAMESPACE = "kubeflow"  # of the pods in a single-user Kubeflow Pipelines
 CERTIFICATE_PROBLEM = "its certificate cannot be verified"
-KUBECONFIG_HINT = "Make `kubectl version` work here: set KUBECONFIG, choose --context, or renew your login."
+KUBECONFIG_HINT = "Make `kubectl version` work on this machine: set KUBECONFIG, choose --context, or renew your login."
 
 
 class ForbiddenError(AccessError):
@@ -108,7 +108,9 @@ class ClusterApi:
                     return None
                 case 401:
                     message = f"{self.address} does not accept the credentials: {message}"
-                    raise AccessError(message, hint="Renew your login, so that `kubectl version` works here.") from None
+                    raise AccessError(
+                        message, hint="Renew your login, so that `kubectl version` works on this machine."
+                    ) from None
                 case 403:
                     raise ForbiddenError(message) from None
                 case 0:  # no answer

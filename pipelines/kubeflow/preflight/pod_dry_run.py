@@ -59,7 +59,7 @@ def _check_gates(pods: list[JsonObject]) -> Iterator[CheckResult]:
     gates = ([gate["name"] for gate in pod["spec"].get("schedulingGates", [])] for pod in queued)
     is_managed = all(KUEUE_GATE in names for names in gates)
     bypass = "Kueue does not manage the pods, so they would bypass its queue"
-    found = "Kueue suspends the pods until it admits them" if is_managed else bypass
+    found = "Kueue gates the pods until it admits them" if is_managed else bypass
     hint = "Add `pod` to integrations.frameworks in Kueue's configuration, and the namespace to the managed namespaces."
     yield check_result("Kueue and pods", is_managed, found, hint, needed=False)
 

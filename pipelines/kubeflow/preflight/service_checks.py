@@ -163,7 +163,7 @@ def check_kubeflow(context: CheckContext) -> Iterator[CheckResult]:
         )
         if context.is_multi_user:
             found = f"the server is in single-user mode, and the namespace {context.namespace} is set"
-            hint = "Remove --namespace and KFP_NAMESPACE, here and for `tuneline submit`."
+            hint = "Remove --namespace and KFP_NAMESPACE, also for `tuneline submit`."
         yield check_result(title, False, found, hint)
         return
     found = f"{health.get('tag_name') or 'unknown'} at {server.address}"

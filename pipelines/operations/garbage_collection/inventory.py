@@ -183,7 +183,7 @@ def check_registry(request: CollectionRequest, items: Collection[StoredItem]) ->
     store = artifact_store.describe_store(request.workdir.store)
     raise RegistryMissingError(
         f"the registry contains no model version, but the store {store} holds {count} artifacts",
-        hint="Set the registry with --tracking-uri or MLFLOW_TRACKING_URI, or give --no-registry if no registry"
+        hint="Set the registry with --tracking-uri or MLFLOW_TRACKING_URI, or add --no-registry if no registry"
         " references this store.",
     )
 
@@ -204,7 +204,7 @@ def check_repository(request: CollectionRequest, items: Collection[StoredItem]) 
         address = data.get_address(request.versioning, workdir=root)
         raise RepositoryMissingError(
             f"the data repository {address} does not exist, but the store {store} holds {datasets} datasets",
-            hint=f"Mount the repository, or {REPOSITORY_HINT}; if no dataset was published, give --no-repository.",
+            hint=f"Mount the repository, or {REPOSITORY_HINT}; if no dataset was published, add --no-repository.",
         )
     uris = {uri for item in items for uri in item.revisions}
     if others := data.find_other_repositories(uris, request.versioning, workdir=root):
@@ -212,7 +212,7 @@ def check_repository(request: CollectionRequest, items: Collection[StoredItem]) 
             f"artifacts in the store {store} were built from revisions of {', '.join(others)}, which is not the"
             " configured data repository",
             hint=f"If the runs publish to that repository, {REPOSITORY_HINT}; if its revisions do not reference this"
-            " store, give --no-repository.",
+            " store, add --no-repository.",
         )
 
 
@@ -540,7 +540,7 @@ def pin(work: Workdir, target: str, reason: str) -> str:
     if not is_artifact and name not in [run.name for run in run_folder.list_runs(work)]:
         raise UsageError(
             f"{target} is neither in the artifact store nor a run",
-            hint="Give the full digest of an artifact or the full name of a run.",
+            hint="Specify the full digest of an artifact or the full name of a run.",
         )
     artifact_store.write_note(work.store, f"{PINS_FOLDER}/{name}", reason + "\n")
     return name
@@ -558,7 +558,7 @@ def unpin(work: Workdir, target: str) -> str:
     """
     name, names = Path(target).name, artifact_store.list_notes(work.store, PINS_FOLDER)
     if name not in names:
-        hint = f"Choose one of: {', '.join(names)}." if names else "Leave out --unpin; no artifact or run is pinned."
+        hint = f"Choose one of: {', '.join(names)}." if names else "Omit --unpin; no artifact or run is pinned."
         raise UsageError(f"{target} is not pinned", hint=hint)
     artifact_store.remove_note(work.store, f"{PINS_FOLDER}/{name}")
     return name

@@ -32,7 +32,7 @@ def find_fio() -> str:
     """
     if program := shutil.which("fio"):
         return program
-    raise EngineMissingError("fio is not installed", hint="Install fio, or leave out --fio.")
+    raise EngineMissingError("fio is not installed", hint="Install fio, or omit --fio.")
 
 
 def check_workload(plan: BenchmarkPlan) -> None:
@@ -118,4 +118,4 @@ def _run_fio(command: list[str], computation_seconds: float) -> tuple[list[float
         return [computation_seconds / (job["job_runtime"] / 1000) for job in output["jobs"]], output["fio version"]
     except (ValueError, LookupError):
         failure = (err.strip() or out.strip())[-300:] or f"exit code {process.returncode}"
-        raise TunelineError(f"fio failed: {failure}", hint="Leave out --fio, or install another version.") from None
+        raise TunelineError(f"fio failed: {failure}", hint="Omit --fio, or install another version of fio.") from None

@@ -170,7 +170,7 @@ def check_path(path: Path) -> None:
     if not path.is_dir():
         raise UsageError(
             f"{path} is not an existing folder",
-            hint="Give a folder on the storage; the benchmark works in a subfolder of it.",
+            hint="Specify a folder on the storage; the benchmark works in a subfolder of it.",
         )
 
 

@@ -164,10 +164,12 @@ def find_workload(name: str) -> Workload:
     path = Path(name)
     if not path.is_file():
         raise UsageError(
-            f"--workload {name!r} is not a workload or a file",
-            hint=f"Give {', '.join(WORKLOADS)}, or the path of a YAML file with the keys of DLIO.",
+            f"--workload {name!r} is neither a workload nor a file",
+            hint=f"Use {', '.join(WORKLOADS)}, or the path of a YAML file with the keys of DLIO.",
         )
-    hint = "Give the keys of a DLIO workload: dataset.num_files_train, dataset.record_length, train.computation_time."
+    hint = (
+        "Specify the keys of a DLIO workload: dataset.num_files_train, dataset.record_length, train.computation_time."
+    )
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))
         if isinstance(content, Mapping) and isinstance(content.get("workload"), Mapping):  # DLIO's own files nest it

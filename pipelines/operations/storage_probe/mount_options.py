@@ -90,7 +90,7 @@ NFS_RULES = [
         False,
         "unsuitable for checkpoints and data preparation: every write waits for the server (noac is actimeo=0 and sync,"
         " nfs(5))",
-        "Mount with actimeo=0 alone; tuneline calls fsync where necessary.",
+        "Mount with actimeo=0 alone; tuneline calls fsync when necessary.",
     ),
     MountRule(
         "rsize, wsize",
@@ -139,7 +139,7 @@ def check_mount(mount: Mount, host: str) -> list[CheckResult]:
     name = f"mount on {host}"
     if mount.kind in BUCKET_FILESYSTEMS:
         found = f"{mount.kind} at {mount.point}: a bucket mounted as a folder"
-        hint = "Use a POSIX volume (NFS, PowerScale, CephFS or a disk), or give the bucket as s3://… (docs/how-to/store.md)."
+        hint = "Use a POSIX volume (NFS, PowerScale, CephFS or a disk), or specify the bucket as s3://… (docs/how-to/store.md)."
         return [check_result(name, False, found, hint)]
     version = f" {mount.options['vers']}" if mount.is_nfs and "vers" in mount.options else ""
     results = [check_result(name, True, f"{mount.kind}{version}, {mount.source} at {mount.point}", "")]

@@ -98,7 +98,7 @@ def probe_locally(request: ProbeRequest, reporter: Reporter, fs: Filesystem, par
                 message, hint = output["error"]["message"], output["error"]["hint"]
         raise PartnerError(
             f"the partner exited: {message or f'exit code {child.returncode}'}",
-            hint=hint or "Run the same command again, or report the output of repeated failures.",
+            hint=hint or "Run the same command again, and report the output if the failure persists.",
         )
 
     try:
@@ -167,7 +167,7 @@ def _require_folder(request: ProbeRequest, fs: Filesystem) -> None:
     if not is_folder:
         raise UsageError(
             f"{request.path} is not an existing folder",
-            hint="Give a folder on the storage; the probe works in a subfolder of it.",
+            hint="Specify a folder on the storage; the probe works in a subfolder of it.",
         )
 
 

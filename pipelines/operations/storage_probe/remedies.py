@@ -40,7 +40,7 @@ REMEDIES = {
     "flush data.",
     "exclusive names": "Use NFSv3, or 4.1 and later, with hard, or another POSIX volume; otherwise, two jobs can lock "
     "the same folder.",
-    "locks": "Run programs that lock files here (stock dvc, SQLite) on one host only, or mount NFS without nolock and"
+    "locks": "Run programs that lock files on this storage (stock dvc, SQLite) on one host only, or mount NFS without nolock and"
     " local_lock. NFSv3 also requires an open firewall for NLM and NSM. tuneline itself requires no file locks.",
     "deleted while read": "Do not manually delete files that a job on another host may read; over NFS, such"
     " a read fails.",

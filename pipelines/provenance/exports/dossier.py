@@ -55,7 +55,7 @@ def render_dossier(facts: VersionFacts) -> Dossier:
     ]
     if facts.missing_links:
         missing = "\n".join(f"- {link.title} `{link.sha256}`" for link in facts.missing_links)
-        head.append(f"Artifacts that were not found, so that their facts are unknown:\n\n{missing}")
+        head.append(f"Artifacts that were not found, so their facts are unknown:\n\n{missing}")
     return Dossier("\n\n".join([*head, *sections]) + "\n", items)
 
 

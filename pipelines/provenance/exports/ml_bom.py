@@ -152,7 +152,7 @@ def _describe_model(facts: VersionFacts) -> JSONObject:
     }
     if rows := facts.get_summary("dataset").get("rows_kind"):
         parameters["approach"] = {"type": "self-supervised" if rows == "text" else "supervised"}
-    limits = [f"Rows were trained with at most {recipe['max_length']} tokens."] if recipe.get("max_length") else []
+    limits = [f"Training rows have at most {recipe['max_length']} tokens."] if recipe.get("max_length") else []
     limits += [f"Evaluation: {reason}" for reason in facts.reasons]
     values = {name: format_number(training.get(name)) for name in ("steps", "tokens", "device")}
     return {

@@ -229,7 +229,7 @@ def test_answer_is_shown_with_request_and_feedback(home: Path) -> None:
     assert "feedback" not in run_in_process("traffic", "show", "chatcmpl-0", cwd=home).stdout
     answer_in_process("traffic", "erase", "--subject", "jane", cwd=home)
     error = refusal(1, "traffic", "show", "chatcmpl-0", cwd=home)
-    assert "no captured answer has the id chatcmpl-0" in error["message"]
+    assert "no captured answer has the ID chatcmpl-0" in error["message"]
 
 
 def test_damaged_compacted_file_is_named(home: Path) -> None:

@@ -130,7 +130,7 @@ def test_recorded_dataset_is_found_or_reported_missing(
         (
             ("--messages", "role.json"),
             1,
-            "--messages: role.json: message 1 is not a message with a role (system, developer, user, assistant, tool) and a "
+            "--messages: role.json: message 1 is not a message with a role (system, developer, user, assistant, tool) and "
             "text content",
         ),
         (
@@ -205,7 +205,7 @@ def test_rows_of_erased_subjects_are_marked(home: Path, dataset: Artifact) -> No
     build_dataset(home / "other", "sft", [row, build_conversation("two", "Other question?", "No.")])
     options = ("explain", "model", *QUESTION, "--training-data", "other")
     unmarked = answer_in_process(*options, cwd=home)
-    assert any(warning.endswith("give --capture to mark erased subjects") for warning in unmarked["warnings"])
+    assert any(warning.endswith("add --capture to mark erased subjects") for warning in unmarked["warnings"])
     erase(traffic.load(home), "abc")
     result = answer_in_process(*options, cwd=home)
     assert not any("--capture" in warning for warning in result["warnings"])

@@ -136,7 +136,7 @@ def test_error_of_the_second_process_is_reported_with_its_hint(tmp_path: Path) -
     second = [*COMMAND, "storage", "probe", str(tmp_path / "nowhere"), "--pair", PAIR, "--rank", "1", "--json"]
     with pytest.raises(PartnerError, match=r"the partner exited: \S+nowhere is not an existing folder") as raised:
         probe_session.probe_locally(build_request(tmp_path, PAIR, 0), SilentReporter(), Filesystem(), second)
-    assert raised.value.hint.startswith("Give a folder on the storage")
+    assert raised.value.hint.startswith("Specify a folder on the storage")
 
 
 def test_failed_check_of_the_second_process_is_reported(tmp_path: Path) -> None:
