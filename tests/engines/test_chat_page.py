@@ -185,7 +185,7 @@ def test_answer_that_breaks_off_keeps_its_text(page: Page) -> None:
     say(page, "break")
     wait_for_answers(page, 1)
     assert page.text(".content").startswith("echo 1")
-    assert page.text(".error") == "The answer broke off: the model failed to answer."
+    assert page.text(".error") == "The answer was interrupted: the model failed to answer."
 
 
 def test_server_without_models_can_be_tried_again(page: Page, models: FakeModels) -> None:

@@ -150,7 +150,7 @@ def test_another_recipe_uses_the_speed_of_the_newest_similar_training(first: dic
     assert {stage["name"]: stage["cached"] for stage in result["stages"]} == {
         "data_curation": True, "fine_tuning": False, "evaluation": False, "triton_packaging": False
     }  # fmt: skip
-    assert "tokens/s, as in the newest similar training here" in result["basis"]["seconds.fine_tuning"]
+    assert "tokens/s, as in the newest similar training run on this hardware" in result["basis"]["seconds.fine_tuning"]
     package_seconds = json.loads(find_package_costs(project / "wd" / "store")[0].read_text())["seconds"]
     seconds = result["seconds"]
     assert seconds["triton_packaging"] == pytest.approx(START_SECONDS["triton_packaging"] + package_seconds, abs=0.1)

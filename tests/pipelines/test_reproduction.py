@@ -276,7 +276,7 @@ def test_changed_source_uses_the_revision_and_no_earlier_result(
         assert recorded_model.run_command(f"{NAME}@champion") == 0
     short, lines = recorded_model.dataset.sha256[:12], capsys.readouterr().out.splitlines()
     assert lines == [
-        f"This environment equals that of {NAME} version 1: equal digests are expected.",
+        f"This environment matches that of {NAME} version 1; identical digests are expected.",
         f"dataset  {short} equal  taken from its revision {recorded_model.revision.uri}: raw.jsonl has changed since curation",
         f"model    {recorded_model.model.sha256[:12]} equal  trained again, seed 1",
         f"{NAME} version 1 is reproduced: dataset and model have the recorded digests.",

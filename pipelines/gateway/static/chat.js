@@ -172,7 +172,7 @@ class Column {
           break;
         }
         const event = JSON.parse(data);
-        if (event.error) throw new ShownError(`The answer broke off: ${event.error.message}.`);
+        if (event.error) throw new ShownError(`The answer was interrupted: ${event.error.message}.`);
         answer.id = event.id || answer.id;
         answer.usage = event.usage || answer.usage;
         const choice = event.choices?.[0];

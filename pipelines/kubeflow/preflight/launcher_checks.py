@@ -106,7 +106,7 @@ def check_limits(platform: Platform, limits: JsonObject, namespace: str) -> Iter
         used["runtimes"] = [f"{pods.runtime_kind}/{pods.runtime}"]
     allowed = {key: str((limits.get("data") or {}).get(key, "")).split("\n") for key in used}
     missing = [f"{value} ({key})" for key, values in used.items() for value in values if value not in allowed[key]]
-    found = f"not in the list: {', '.join(missing)}" if missing else f"all values are in {LIMITS_NAME}"
+    found = f"not listed: {', '.join(missing)}" if missing else f"all values are in {LIMITS_NAME}"
     hint = f"Ask an administrator to list them in the ConfigMap {LIMITS_NAME} in {namespace}, or correct platform.yaml."
     yield check_result("limits of the launcher", not missing, found, hint)
 
