@@ -1,11 +1,11 @@
-"""The five stages as pods of an Airflow DAG, in a namespace that deploy/ has made. docs/how-to/other-platforms.md says what each exit code means.
+"""The five stages as pods of an Airflow DAG, in a namespace created from deploy/. docs/how-to/other-platforms.md lists the exit codes.
 
-Airflow 3 with the provider cncf.kubernetes. Airflow cannot tell one failure from another, so it retries all of them: a command that failed
-for good fails again within seconds, and one that was interrupted (75) goes on from where it stopped. Refused (3) is skipped, and with it
-what follows.
+Requires Airflow 3 with the provider cncf.kubernetes. Airflow cannot distinguish failures, so it retries all of them: a command with a permanent
+error fails again within seconds, and an interrupted one (75) resumes. If the gate refuses the model (3), `evaluate` and the tasks after it are
+skipped.
 
-To be changed: registry, namespace, sizes, user and group. The last two are those who own the volume's folder: `run_as_user` and
-`run_as_group` of `security` in platform.yaml, which are not 1000 in every overlay of deploy/.
+Change registry, namespace, sizes, user and group. User and group own the volume's folder: `run_as_user` and `run_as_group` of `security` in
+platform.yaml, which are not 1000 in every overlay of deploy/.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ REGISTRY = "registry.example/tuneline"
 USER, GROUP = 1000, 1000
 CONFIGURATION = "/data/customization.yaml"
 FOLDER = (
-    "/data/airflow/{{ run_id | replace(':', '-') | replace('+', '-') }}"  # a folder a run, the same for all its retries
+    "/data/airflow/{{ run_id | replace(':', '-') | replace('+', '-') }}"  # one folder per run, also for its retries
 )
-INCUMBENT = "{{ params.incumbent }}"  # the folder of the model in service; empty for the first one
+INCUMBENT = "{{ params.incumbent }}"  # the folder of the served model; empty for the first version
 CREDENTIALS = [
     Secret("env", "MLFLOW_TRACKING_USERNAME", "mlflow", "username"),
     Secret("env", "MLFLOW_TRACKING_PASSWORD", "mlflow", "password"),
@@ -44,7 +44,7 @@ MOUNTS = [
 def stage(
     name: str, image: str, arguments: list[str], cpu: str, memory: str, gpus: int = 0, **more: Any
 ) -> KubernetesPodOperator:
-    """One stage as a pod: a restricted one, without a token, with the volume and the variables that all stages share."""
+    """Return a stage as a restricted pod without a token, with the volume and the variables that all stages share."""
     amounts = {"cpu": cpu, "memory": memory}
     limits = {**amounts, "nvidia.com/gpu": str(gpus)} if gpus else amounts
     return KubernetesPodOperator(
@@ -72,8 +72,8 @@ def stage(
             read_only_root_filesystem=True,
             capabilities=k8s.V1Capabilities(drop=["ALL"]),
         ),
-        termination_grace_period=300,  # the time to save what was done, and to exit with 75
-        startup_timeout_seconds=3600,  # a queue, and an image of several gigabytes
+        termination_grace_period=300,  # time to save and to exit with 75
+        startup_timeout_seconds=3600,  # time to wait in a queue and to pull an image of several gigabytes
         retries=5,
         retry_delay=timedelta(minutes=2),
         retry_exponential_backoff=True,

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Compile the pipeline, start a run with the kfp command, and exit with the run's true end: 0 when it succeeds, else 1.
-# (`kfp run create --watch` exits 0 on a run that failed.)
+# Compile the pipeline, start a run with the kfp command and wait for it. Exit with 0 if the run succeeds, 1 if not, 75 if it still runs after
+# WAIT_SECONDS. (`kfp run create --watch` exits with 0 even if the run fails.)
 #
 # KFP_ENDPOINT        address of the Kubeflow Pipelines API
-# KFP_NAMESPACE       namespace, where Kubeflow has several users
-# KFP_EXISTING_TOKEN  bearer token, from the CI system's secrets; in the environment, where no process list shows it
+# KFP_NAMESPACE       namespace, if Kubeflow has several users
+# KFP_EXISTING_TOKEN  bearer token, from the CI system's secrets; process lists show options, but not the environment
 # EXPERIMENT, RUN_NAME, POLL_SECONDS, WAIT_SECONDS   optional
 set -eu
 : "${KFP_ENDPOINT:?set it to the address of the Kubeflow Pipelines API}"
@@ -13,7 +13,7 @@ name=${RUN_NAME:-$experiment-$(date +%Y%m%d-%H%M%S)}
 until=$(($(date +%s) + ${WAIT_SECONDS:-86400}))
 
 tuneline compile -c customization.yaml -p platform.yaml -o pipeline.yaml
-# What counts is whether there is a run: kfp also fails when the server does not answer to its look at the run it has just made.
+# kfp also fails if it creates the run but cannot read it afterwards, so check for the ID of a run instead of the exit code.
 kfp run create -e "$experiment" -r "$name" -f pipeline.yaml "$@" > created.txt 2>&1 || true
 id=$(sed -n 's,^Run details: .*/runs/details/,,p' created.txt)
 [ -n "$id" ] || { cat created.txt >&2; exit 1; }
@@ -21,7 +21,7 @@ sed -n 's,^Run details,run,p' created.txt
 
 before=
 while :; do
-    # A server that does not answer for a moment ends neither the run nor this script.
+    # If the server does not answer, try again: the run continues.
     state=$(kfp --output json run get "$id" | python3 -c 'import json, sys; print(json.load(sys.stdin)["state"])') || state=unknown
     [ "$state" = "$before" ] || echo "$name: $state"
     before=$state
@@ -29,6 +29,6 @@ while :; do
         SUCCEEDED) exit 0 ;;
         FAILED | SKIPPED | CANCELED) exit 1 ;;
     esac
-    [ "$(date +%s)" -lt "$until" ] || { echo "no longer waiting for $name; it goes on" >&2; exit 75; }
+    [ "$(date +%s)" -lt "$until" ] || { echo "no longer waiting for $name; the run continues" >&2; exit 75; }
     sleep "${POLL_SECONDS:-15}"
 done

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Bring a backup that backup.sh made back, as a work folder that is not there yet or empty: where it was, or at another place.
+# Restore a backup created by backup.sh into a workdir that is empty or does not exist yet, at the original path or another one.
 #   sh restore.sh /backups/20261122T014300Z .tuneline
-# MLflow's database names the folder of its artifacts by its whole path, so that is written anew; tuneline finds all else by digest. Not so a
-# stock `dvc pull` from a clone of the data repository: each commit names the remote's old path (`dvc remote modify --local` says the new one).
-# What comes back belongs to who restores it. With TUNELINE_STORE the artifacts go there, beside those that are there; repeating does no harm.
+# MLflow's database contains the absolute path of its artifacts, which the script replaces; tuneline finds everything else by digest. In a clone of
+# the data repository, every commit contains the old path of the DVC remote: before `dvc pull`, set the new one with `dvc remote modify --local`.
+# The restored files belong to the user who restores them. With TUNELINE_STORE, missing artifacts are added to that store; this can be repeated.
 set -eu
 mask=$(umask)
 umask 077
@@ -12,19 +12,19 @@ umask 077
 tell() { printf 'restore.sh: %s\n' "$1" >&2; }
 refuse() { tell "$1"; exit 1; }
 path() { "$PYTHON" -IS -c "import os, sys; print(os.path.$1(sys.argv[1]))" "$2"; }
-copy() { mkdir "$2" && $SYNC "$1/." "$2/"; } # cp and rsync agree on what that means only with "/." at the end
-# What a store has not yet: artifacts, each whole or not at all and in use as of now, then the notes that name them.
+copy() { mkdir "$2" && $SYNC "$1/." "$2/"; } # cp and rsync treat a source in the same way only if it ends in "/."
+# add_to_store STORE: add missing artifacts, each atomically and with the current time, so that gc keeps them; then the files that refer to them.
 add_to_store() {
-    umask "$mask" # others use it
+    umask "$mask" # other users may use the store
     own=$1/unfinished/restore.${backup##*/}
-    rm -rf "$own" # of one that was killed
+    rm -rf "$own" # left by a killed restore
     mkdir -p "$own"
     for one in "$backup"/store/*; do
         home=$1/${one##*/}
         if [ -f "$one/manifest.json" ] && [ ! -f "$home/manifest.json" ]; then
             copy "$one" "$own/new"
             touch "$own/new/manifest.json"
-            [ ! -e "$home" ] || mv "$home" "$own/" # it was never finished
+            [ ! -e "$home" ] || mv "$home" "$own/" # incomplete: it has no manifest
             mv "$own/new" "$home"
         fi
     done
@@ -41,24 +41,24 @@ add_to_store() {
     rm -rf "$own"
 }
 
-[ -d "$1" ] || refuse "there is no backup $1"
+[ -d "$1" ] || refuse "the backup $1 does not exist"
 backup=$(CDPATH='' cd -- "$1" && pwd)
-case $backup in *.part) refuse "$backup is no whole backup: backup.sh was interrupted" ;; esac
-case ${TUNELINE_STORE:-} in *://*) refuse "TUNELINE_STORE is a URL: unset it, and the artifacts come into the folder" ;; esac
+case $backup in *.part) refuse "$backup is not a complete backup: backup.sh was interrupted" ;; esac
+case ${TUNELINE_STORE:-} in *://*) refuse "TUNELINE_STORE is a URL. Unset it to restore the artifacts into the workdir" ;; esac
 workdir=$(path abspath "$2")
-if [ -d "$workdir" ]; then # perhaps a mount point or a symlink, so it stays
+if [ -d "$workdir" ]; then # may be a mount point or a symlink, so it is not replaced
     part=$workdir/.restoring
-    [ ! -e "$part" ] || refuse "$workdir holds what a restore left that was killed: empty it, and repeat"
-    [ -z "$(ls -A "$workdir")" ] || refuse "$workdir is not empty: move it away first"
+    [ ! -e "$part" ] || refuse "$workdir contains files of an interrupted restore. Empty it and try again"
+    [ -z "$(ls -A "$workdir")" ] || refuse "$workdir is not empty. Move it elsewhere first"
 else
     part=$workdir.part
-    [ ! -e "$workdir" ] && [ ! -L "$workdir" ] || refuse "$workdir is no folder"
-    [ ! -e "$part" ] || refuse "$part is left of a restore that was killed: remove it, and repeat"
+    [ ! -e "$workdir" ] && [ ! -L "$workdir" ] || refuse "$workdir is not a folder"
+    [ ! -e "$part" ] || refuse "$part was left by an interrupted restore. Remove it and try again"
     mkdir -p "$(dirname "$workdir")"
 fi
 store=$(path realpath "${TUNELINE_STORE:-$workdir/store}")
-inside=${store#"$(path realpath "$workdir")/"} # its path below the work folder, else the whole path
-[ "$store" != "$(path realpath "$workdir")" ] || refuse "TUNELINE_STORE is the work folder itself"
+inside=${store#"$(path realpath "$workdir")/"} # relative to the workdir if the store is inside it, otherwise absolute
+[ "$store" != "$(path realpath "$workdir")" ] || refuse "TUNELINE_STORE is the workdir itself"
 
 mkdir "$part"
 for one in "$backup"/*; do
@@ -84,7 +84,7 @@ with sqlite3.connect(sys.argv[1]) as database:
 END
 fi
 if [ ! -d "$backup/store" ]; then
-    tell "there is no store in $backup"
+    tell "$backup contains no store"
 elif [ "$inside" = "$store" ]; then
     (add_to_store "$store")
 else
@@ -93,7 +93,7 @@ else
 fi
 sync -f "$part" 2> /dev/null || sync
 if [ "$part" = "$workdir.part" ]; then
-    mv "$part" "$workdir" # there at once, or not at all
+    mv "$part" "$workdir" # atomic
 else
     mv "$part"/* "$workdir"
     rmdir "$part"

@@ -9,7 +9,7 @@ IMAGE = "registry.example/tuneline/training"
 
 @dsl.container_component
 def retrain() -> dsl.ContainerSpec:
-    """Check the triggers, and retrain if one says so; an interrupted retraining resumes in the next run."""
+    """Check the triggers, and retrain if one fires; an interrupted retraining resumes in the next run."""
     return dsl.ContainerSpec(
         image=IMAGE,
         command=["tuneline", "retrain"],
@@ -28,7 +28,7 @@ def retrain() -> dsl.ContainerSpec:
 
 @dsl.pipeline(name="tuneline-retrain")
 def retrain_pipeline() -> None:
-    """The command as the only step. Its result depends on the traffic, so that it is never cached."""
+    """Run the command as the only step. Its result depends on the traffic, so it is never cached."""
     task = retrain()
     task.set_caching_options(enable_caching=False)
     kubernetes.mount_pvc(task, pvc_name="tuneline", mount_path="/data")

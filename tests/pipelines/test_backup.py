@@ -73,7 +73,7 @@ def test_restore_refuses_a_used_folder_and_an_incomplete_backup(backup: Path, tm
     incomplete = tmp_path / "20260101T000000Z.part"
     incomplete.mkdir()
     process = run_script("restore.sh", incomplete, tmp_path / "new", cwd=tmp_path)
-    assert (process.returncode, "no whole backup" in process.stderr) == (1, True)
+    assert (process.returncode, "not a complete backup" in process.stderr) == (1, True)
     assert not (tmp_path / "new").exists()
 
 
@@ -82,4 +82,4 @@ def test_interrupted_backup_keeps_its_part_suffix(first: dict[str, Any], project
     assert process.returncode != 0
     assert [path.suffix for path in (tmp_path / "kept").iterdir()] == [".part"]
     missing = run_script("backup.sh", "nowhere", tmp_path / "kept", cwd=project)
-    assert (missing.returncode, "no work folder nowhere" in missing.stderr) == (1, True)
+    assert (missing.returncode, "the workdir nowhere does not exist" in missing.stderr) == (1, True)

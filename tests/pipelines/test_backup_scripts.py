@@ -70,7 +70,7 @@ def test_restored_backup_is_readable_by_its_owner_only(workdir: Path, backup: Pa
 def test_incomplete_backup_is_refused_under_any_name(tmp_path: Path) -> None:
     write_files(tmp_path / "kept" / "x.part", *FILES)
     for name, cwd in (("kept/x.part/", tmp_path), ("x.part", tmp_path / "kept"), (".", tmp_path / "kept" / "x.part")):
-        assert "no whole backup" in get_script_error("restore.sh", name, tmp_path / "new", cwd=cwd)
+        assert "not a complete backup" in get_script_error("restore.sh", name, tmp_path / "new", cwd=cwd)
     assert not (tmp_path / "new").exists()
 
 
@@ -79,8 +79,10 @@ def test_backup_reports_missing_parts_and_requires_the_store(tmp_path: Path) -> 
     process = run_script("backup.sh", "wd", "kept", cwd=tmp_path)
     assert process.returncode == 0
     for missing in ("data-repository", "dvc-remote", "mlflow-artifacts", "store", "mlflow.db"):
-        assert f"there is no wd/{missing}" in process.stderr
-    assert "no folder nowhere" in get_script_error("backup.sh", "wd", "other", cwd=tmp_path, TUNELINE_STORE="nowhere")
+        assert f"wd/{missing} does not exist" in process.stderr
+    assert "the folder nowhere does not exist" in get_script_error(
+        "backup.sh", "wd", "other", cwd=tmp_path, TUNELINE_STORE="nowhere"
+    )
     assert not (tmp_path / "other").exists()
 
 
@@ -95,7 +97,7 @@ def fake_date(timestamp: str, folder: Path) -> str:
 def test_second_backup_in_the_same_second_is_refused(workdir: Path, tmp_path: Path) -> None:
     path = fake_date("20260101T000000Z", tmp_path / "bin")
     first = back_up("wd", tmp_path / "kept", cwd=tmp_path, PATH=path)
-    assert "is there already" in get_script_error("backup.sh", "wd", tmp_path / "kept", cwd=tmp_path, PATH=path)
+    assert "already exists" in get_script_error("backup.sh", "wd", tmp_path / "kept", cwd=tmp_path, PATH=path)
     assert (list_files(first), [path.name for path in first.parent.iterdir()]) == (set(FILES), [first.name])
     first.rename(first.with_name(f"{first.name}.part"))
     assert "File exists" in get_script_error("backup.sh", "wd", tmp_path / "kept", cwd=tmp_path, PATH=path)
@@ -124,7 +126,7 @@ def test_backups_are_kept_for_keep_days_or_forever(workdir: Path, tmp_path: Path
         first.name,
         second.name,
     }
-    assert "no number" in get_script_error("backup.sh", "wd", kept, cwd=tmp_path, KEEP_DAYS="a month")
+    assert "expected a number of days" in get_script_error("backup.sh", "wd", kept, cwd=tmp_path, KEEP_DAYS="a month")
 
 
 @contextmanager
@@ -216,7 +218,7 @@ def test_restore_fills_an_empty_mount_point_or_linked_folder(backup: Path, tmp_p
     (tmp_path / "nowhere").symlink_to("gone")
     write_files(tmp_path, "file")
     for target in ("nowhere", "file"):
-        assert "is no folder" in get_script_error("restore.sh", backup, tmp_path / target, cwd=tmp_path)
+        assert "is not a folder" in get_script_error("restore.sh", backup, tmp_path / target, cwd=tmp_path)
 
 
 def test_leftovers_of_an_interrupted_restore_are_reported(backup: Path, tmp_path: Path) -> None:
@@ -224,8 +226,8 @@ def test_leftovers_of_an_interrupted_restore_are_reported(backup: Path, tmp_path
     for target in ("new", "volume"):
         assert run_script("restore.sh", backup, target, cwd=tmp_path, SYNC="false").returncode != 0
     assert not (tmp_path / "new").exists()
-    assert "remove it, and repeat" in get_script_error("restore.sh", backup, "new", cwd=tmp_path)
-    assert "empty it, and repeat" in get_script_error("restore.sh", backup, "volume", cwd=tmp_path)
+    assert "Remove it and try again" in get_script_error("restore.sh", backup, "new", cwd=tmp_path)
+    assert "Empty it and try again" in get_script_error("restore.sh", backup, "volume", cwd=tmp_path)
     shutil.rmtree(tmp_path / "new.part")
     assert list_files(restore(backup, tmp_path / "new")) == set(FILES)
 

@@ -1017,7 +1017,7 @@ def test_ci_script_fails_with_the_run(api: KfpApi, repository: Path) -> None:
 def test_ci_script_stops_waiting_at_its_timeout(api: KfpApi, repository: Path) -> None:
     api.script = [State("RUNNING")]
     process = run_shell("sh ci.sh", repository, api, RUN_NAME="r", WAIT_SECONDS="0")
-    assert (process.returncode, process.stderr.splitlines()[-1]) == (75, "no longer waiting for r; it goes on")
+    assert (process.returncode, process.stderr.splitlines()[-1]) == (75, "no longer waiting for r; the run continues")
 
 
 def test_ci_script_fails_on_invalid_configuration_or_parameters(api: KfpApi, repository: Path) -> None:
