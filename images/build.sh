@@ -1,11 +1,11 @@
 #!/bin/sh
-# Builds the images named in IMAGES; `make images` calls it. docs/how-to/images.md has the variables.
+# Builds the images in IMAGES; `make images` calls it. docs/how-to/images.md describes the variables.
 set -eu
 cd "$(dirname "$0")/.."
 
 usable() {
     command -v "$1" >/dev/null || return 1
-    case $1 in docker) docker info >/dev/null 2>&1 ;; esac # the program alone builds nothing
+    case $1 in docker) docker info >/dev/null 2>&1 ;; esac # docker cannot build without its daemon
 }
 
 if [ -z "${ENGINE:-}" ]; then
@@ -14,27 +14,27 @@ if [ -z "${ENGINE:-}" ]; then
     done
 fi
 if [ -z "${ENGINE:-}" ]; then
-    echo "make images: found neither docker with a running daemon, nor podman, nor buildah. Install one of them, or name it: make images ENGINE=/path/to/podman" >&2
+    echo "make images: found neither docker with a running daemon, nor podman, nor buildah. Install one of them, or set its path: make images ENGINE=/path/to/podman" >&2
     exit 1
 fi
-command -v "$ENGINE" >/dev/null || { echo "make images: there is no $ENGINE" >&2 && exit 1; }
+command -v "$ENGINE" >/dev/null || { echo "make images: ENGINE is $ENGINE, which does not exist" >&2 && exit 1; }
 
 IMAGES=${IMAGES:-curation evaluation training serving}
 for image in $IMAGES; do
     if [ ! -f "images/$image.Containerfile" ]; then
-        echo "make images: there is no image $image; there are:$(cd images && printf ' %s' *.Containerfile | sed 's/\.Containerfile//g')" >&2
+        echo "make images: there is no image $image; expected:$(cd images && printf ' %s' *.Containerfile | sed 's/\.Containerfile//g')" >&2
         exit 1
     fi
 done
 if [ -n "${BASE_IMAGE:-}" ] && [ "$IMAGES" != "${IMAGES% *}" ]; then
-    echo "make images: BASE_IMAGE is for one image; name it: make images IMAGES=curation BASE_IMAGE=$BASE_IMAGE" >&2
+    echo "make images: BASE_IMAGE applies to a single image. Select it: make images IMAGES=curation BASE_IMAGE=$BASE_IMAGE" >&2
     exit 1
 fi
 
-# Build arguments stay in an image's history, for whoever may pull it.
+# Build arguments stay in the image's history, which everyone with permission to pull it can read.
 case "${PIP_INDEX_URL:-} ${PIP_EXTRA_INDEX_URL:-} ${TORCH_INDEX_URL:-}" in
     *://*@*)
-        echo "make images: an index address with a user or a password would stay in the image's history; give it as a secret: make images ARGS='--secret id=pip.conf,src=pip.conf'" >&2
+        echo "make images: an index address with a user or a password would stay in the image's history. Pass it as a secret: make images ARGS='--secret id=pip.conf,src=pip.conf'" >&2
         exit 1
         ;;
 esac
@@ -49,8 +49,8 @@ version=${version%%-*}
 for image in $IMAGES; do
     name=${REGISTRY:-tuneline}/python-$image:${TAG:-latest}
     echo "building $name with $ENGINE"
-    # An argument without a value is taken from the environment.
-    # shellcheck disable=SC2086 # ARGS are several options
+    # A build argument without a value takes its value from the environment.
+    # shellcheck disable=SC2086 # ARGS contains several options
     "$ENGINE" build --file "images/$image.Containerfile" --tag "$name" \
         ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
         --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \

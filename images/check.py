@@ -1,11 +1,11 @@
-"""The images built for real and run as a cluster would run them, on a Debian machine without a Docker engine.
+"""Build the images and run them as a cluster would, on a Debian machine without a Docker engine.
 
     python -m images.check [--images curation …] [--workdir DIR] [--markdown FILE]
 
-As root, with Debian's packages buildah and mmdebstrap, and Python 3.11. A stand-in for the public base is made of Debian 12's packages,
-and every image is built on it by `make images` without an index, from what is committed. What then runs in an image runs as the image's own
-user, with the image as a read-only root and no network; that this holds is tried first. Each image then does its stage's work, on rows
-and a model made here, and must come to the digest that the same command has outside; the curation image also as the pipeline's step.
+Requires root, Debian's packages buildah and mmdebstrap, and Python 3.11. `make images` builds every image from the committed files, without a
+package index, on a stand-in for the public base image that consists of Debian 12's packages. Commands in an image run as the image's user, with the
+image as a read-only root and without a network; these restrictions are tested first. Each image then runs its stage on generated rows and a tiny
+model, and the artifact must have the same digest as that of the same command outside. The curation image also runs the pipeline's step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.tiny import tiny_model
 
 NEEDED = ("buildah", "mmdebstrap", "unshare", "chroot")
 SUITE, PYTHON = "bookworm", (3, 11)
-PACKAGES = ("python3", "python3-pip", "libpython3.11", "git", "ca-certificates")  # what the public base has
+PACKAGES = ("python3", "python3-pip", "libpython3.11", "git", "ca-certificates")  # the contents of the public base
 BASE = "localhost/tuneline-stand-in:12"
 REGISTRY, TAG = "localhost/tuneline", "check"
 ROWS = [
@@ -57,19 +57,19 @@ TUNING = {"base_model": "tiny", "max_steps": 2, "batch_size": 4, "max_length": 9
 
 
 def as_options(section: str, settings: dict[str, Any]) -> list[str]:
-    """Settings as options of the command line."""
+    """Return settings as command-line options."""
     return [part for key, value in settings.items() for part in ("--set", f"{section}.{key}={json.dumps(value)}")]
 
 
-# What each image is for: the artifact, and the command that makes it in the volume's folder.
+# The artifact of each image's stage, and the command that creates it in the volume's folder.
 STAGES = {
     "curation": ("dataset", ["curate", "raw.jsonl", *as_options("data_curation", CURATION)]),
     "training": ("model", ["finetune", "dataset", *as_options("fine_tuning", TUNING)]),
     "evaluation": ("evaluation", ["evaluate", "model", "--dataset", "dataset", "--set", "evaluation.generations=0"]),
     "serving": ("repository", ["package", "model", "--set", "triton_packaging.golden_max_tokens=2"]),
 }
-# Mounts the image read-only, with what a runtime adds: /proc, four devices, /tmp and /dev/shm, a loopback interface, and the volume, which
-# lies where it does outside.
+# Mounts the image read-only, with the additions of a container runtime: /proc, four devices, /tmp and /dev/shm, a loopback interface, and the
+# volume, at the same path as outside.
 CONFINE = """
 python=$1 root=$2 volume=$3 user=$4; shift 4
 "$python" -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh", b"lo", 1))'  # SIOCSIFFLAGS, IFF_UP
@@ -86,7 +86,7 @@ mount --bind "$volume" "$root$volume"
 mount -o remount,bind,ro "$root"
 exec chroot --userspec="$user" --groups= "$root" /usr/bin/env -i --chdir="$volume" "$@"
 """
-# Tried in the image: who runs it, whether anything can be written or reached, and what writing to the volume does.
+# Runs in the image and reports the user, the capabilities, and the results of writing to each folder and of connecting to a server.
 PROOF = """
 import errno, json, os, socket, sys
 def refusal(do):
@@ -107,7 +107,7 @@ EXPECTED = {"connecting": "ENETUNREACH", "volume": "allowed", "capabilities": "0
 
 @dataclass
 class Figures:
-    """What was found, for the page. Seconds by step, bytes by image."""
+    """Results for the page: seconds by step, bytes by image."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     size: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Figures:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Time a step, and say so."""
+        """Time a step, and print its start and duration."""
         print(f"{step} …", flush=True)
         began = time.monotonic()
         yield
@@ -125,19 +125,19 @@ class Figures:
 
 
 def main() -> None:
-    """Build, run, compare, and write the page."""
+    """Build and run the images, compare the digests, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", nargs="+", default=["curation"], choices=STAGES, help="Images to build and run.")
     parser.add_argument(
         "--workdir",
         type=Path,
         default=Path(".tuneline/images-check"),
-        help="Work folder, which takes 10 GB or more and is removed at the end.",
+        help="Working folder, which needs at least 10 GB and is removed at the end.",
     )
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="Keep the work folder, so that the next run finds the base image and the wheels in it.",
+        help="Keep the working folder with the base image and the wheels for the next run.",
     )
     parser.add_argument("--markdown", type=Path, help="Page to write.")
     given = parser.parse_args()
@@ -156,16 +156,18 @@ def main() -> None:
 
 
 def check_machine() -> None:
-    """Say what is missing before anything is built."""
+    """Exit with a message if a program, root or the Python version is missing."""
     missing = [program for program in NEEDED if not shutil.which(program)]
     if missing:
         raise SystemExit(f"{', '.join(missing)} not found: apt-get install buildah mmdebstrap")
     if os.geteuid() or sys.version_info[:2] != PYTHON:
-        raise SystemExit("this needs root, for mounts and namespaces, and Python 3.11, as the stand-in base has")
+        raise SystemExit(
+            "images.check requires root, for mounts and namespaces, and Python 3.11, like the stand-in base image"
+        )
 
 
 def checked(images: Sequence[str], workdir: Path, figures: Figures) -> Iterator[Sequence[str]]:
-    """Build these images one after the other and have each do its work. Gives those that are done, after each."""
+    """Build the images one after the other and run the stage of each. Yield the completed images after each one."""
     os.environ.update(storage(workdir))
     stand_in(workdir, figures)
     volume = workdir / "data"
@@ -183,7 +185,7 @@ def checked(images: Sequence[str], workdir: Path, figures: Figures) -> Iterator[
 
 
 def storage(workdir: Path) -> dict[str, str]:
-    """Buildah without overlay mounts or user namespaces, everything under the workdir."""
+    """Return variables for buildah without overlay mounts or user namespaces, with all its files in the workdir."""
     settings = workdir / "storage.conf"
     settings.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{workdir}/storage"\nrunroot = "{workdir}/run"\n')
     (workdir / "scratch").mkdir(exist_ok=True)
@@ -196,7 +198,7 @@ def storage(workdir: Path) -> dict[str, str]:
 
 
 def stand_in(workdir: Path, figures: Figures) -> None:
-    """A base of Debian's packages with what the public one has; kept between runs."""
+    """Build the stand-in base image from Debian's packages, unless an earlier run left it."""
     if (
         subprocess.run(["buildah", "inspect", "--type", "image", BASE], capture_output=True, check=False).returncode
         == 0
@@ -211,7 +213,7 @@ def stand_in(workdir: Path, figures: Figures) -> None:
 
 
 def collect_wheels(image: str, workdir: Path, figures: Figures) -> None:
-    """All that the image installs, as wheels for this Python; the image is then built without an index, as behind an air gap."""
+    """Collect all packages of the image as wheels for this Python, so that it can be built without an index, as in an air gap."""
     wanted, wheels = stated(containerfile(image)), workdir / "wheels"
     pinned = (ROOT / "embedded.txt").read_text(encoding="utf-8").splitlines()
     alone = [line.split()[0] for line in pinned if line.partition("==")[0] in wanted["EMBEDDED"].split()]
@@ -229,14 +231,14 @@ def collect_wheels(image: str, workdir: Path, figures: Figures) -> None:
 
 
 def wheel(folder: Path, *wanted: str) -> None:
-    """Have these in the folder: what an earlier image or run left there is enough, else they come from pip's index."""
+    """Add the wheels of these requirements to the folder: from wheels of earlier builds in it, otherwise from pip's index."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), "--find-links", str(folder)]
     if subprocess.run([*pip, "--no-index", *wanted], cwd=ROOT, capture_output=True, check=False).returncode:
         call(*pip, *wanted)
 
 
 def build(image: str, workdir: Path, figures: Figures) -> None:
-    """By `make images`, from a copy of what git holds and the wheels: the checkout itself stays as it is."""
+    """Build the image with `make images` in a clone of the repository, so that the checkout does not change."""
     checkout = workdir / "checkout"
     shutil.rmtree(checkout, ignore_errors=True)
     call("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(checkout))
@@ -260,7 +262,7 @@ def build(image: str, workdir: Path, figures: Figures) -> None:
 
 @contextmanager
 def mounted(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The image's files, in a working copy, and its configuration (OCI image specification: config)."""
+    """Yield a writable copy of the image's files and its configuration (`config` in the OCI image specification)."""
     name = f"{REGISTRY}/python-{image}:{TAG}"
     config = json.loads(output("buildah", "inspect", "--type", "image", name))["OCIv1"]["config"]
     container = output("buildah", "from", "--pull=never", name).strip()
@@ -269,11 +271,11 @@ def mounted(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield root, config
     finally:
         call("buildah", "rm", container)
-        call("buildah", "rmi", name)  # one image at a time: each takes its size twice
+        call("buildah", "rmi", name)  # one image at a time, because each needs twice its size
 
 
 def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
-    """Prove the confinement, then that the image holds what it is for."""
+    """Check the restrictions, then run the image's commands and its stage."""
     check_labels(config, volume.parent / "checkout")
     belongs_to(config["User"], volume)
     figures.proof[image] = confinement(root, config, volume)
@@ -287,22 +289,22 @@ def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures
 
 
 def belongs_to(user: str, volume: Path) -> None:
-    """Give the volume and what lies on it to the image's user, as an NFS export is given."""
+    """Make the image's user the owner of the volume and its files, as on an NFS export."""
     call("chown", "--recursive", user, str(volume))
 
 
 def check_labels(config: dict[str, Any], checkout: Path) -> None:
-    """Version and commit are those of what was built."""
+    """Check that the labels contain the version and the commit of the checkout."""
     commit = output("git", "-C", str(checkout), "rev-parse", "HEAD").strip()
     labels, prefix = config["Labels"], "org.opencontainers.image."
     version = output(sys.executable, "-c", "from importlib.metadata import version; print(version('tuneline'))").strip()
     found = {name: labels[prefix + name] for name in ("version", "revision", "base.name")}
     if found != {"version": version, "revision": commit, "base.name": BASE}:
-        raise SystemExit(f"the labels say {found}, the checkout is {version} at {commit}")
+        raise SystemExit(f"the labels are {found}; expected version {version}, revision {commit} and base {BASE}")
 
 
 def confinement(root: Path, config: dict[str, Any], volume: Path) -> dict[str, Any]:
-    """Try what must not work: writing anywhere but to the volume, and a connection that works outside."""
+    """Check that writes outside the volume fail, and a connection that works outside the image."""
     with listening() as (host, port):
         socket.create_connection((host, port), timeout=5).close()
         found: dict[str, Any] = json.loads(
@@ -316,15 +318,15 @@ def confinement(root: Path, config: dict[str, Any], volume: Path) -> dict[str, A
         or refused != {"EROFS"}
         or any(found[key] != value for key, value in EXPECTED.items())
     ):
-        raise SystemExit(f"the image is not confined as it should be: {found}")
+        raise SystemExit(f"the image does not run with the expected restrictions: {found}")
     return found
 
 
 @contextmanager
 def listening() -> Iterator[tuple[str, int]]:
-    """A server on an address of this machine that is not its loopback, where there is one."""
+    """Run a server on a non-loopback address of this machine, if it has one, and yield its host and port."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; tells which address would be used
+        probe.connect(("192.0.2.1", 9))  # sends nothing, but selects the local address
         host = probe.getsockname()[0]
     with socket.create_server((host, 0)) as server:
         threading.Thread(target=lambda: server.accept(), daemon=True).start()
@@ -332,7 +334,7 @@ def listening() -> Iterator[tuple[str, int]]:
 
 
 def work(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
-    """The stage's command outside, with those before it for what it reads, and in the image: one digest."""
+    """Run the stage's command outside, after those of the stages before it, and in the image, and compare the digests."""
     for before in [*STAGES][: [*STAGES].index(image) + 1]:
         if before not in figures.digests:
             artifact, command = STAGES[before]
@@ -355,18 +357,20 @@ def work(image: str, root: Path, config: dict[str, Any], volume: Path, figures: 
 
 
 def same(image: str, figures: Figures, place: str, sha256: str) -> None:
-    """SystemExit where a digest is not that of outside."""
+    """Exit if the digest differs from that of the command outside."""
     if sha256 != figures.digests[image]:
-        raise SystemExit(f"{image}: {place} came to {sha256}, the same command outside to {figures.digests[image]}")
+        raise SystemExit(
+            f"{image}: {place} produced {sha256}; the same command outside produced {figures.digests[image]}"
+        )
 
 
 def write_rows(path: Path) -> None:
-    """The rows, every eighth once more, and a line that is no JSON."""
+    """Write the rows, a duplicate of every eighth row, and a line that is not JSON."""
     path.write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, *ROWS[::8]]) + "no JSON\n", encoding="utf-8")
 
 
 def compiled_step(root: Path, config: dict[str, Any], volume: Path) -> str:
-    """Data curation by its own command and environment of the compiled pipeline, with a plan as `resolve` makes it. Returns the digest."""
+    """Run data curation with the command and environment of the compiled pipeline and a plan of `resolve`; return the digest."""
     wanted, platform = (
         Customization.model_validate({"data_curation": CURATION | {"sources": [str(volume / "raw.jsonl")]}}),
         Platform(),
@@ -384,14 +388,14 @@ def compiled_step(root: Path, config: dict[str, Any], volume: Path) -> str:
 
 
 def step_of(compiled: str, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A task's container in a compiled pipeline, and the artifacts it gives, by name."""
+    """Return a task's container in a compiled pipeline, and its output artifacts by name."""
     pipeline = next(iter(yaml.safe_load_all(compiled)))
     container = pipeline["deploymentSpec"]["executors"][f"exec-{task}"]["container"]
     return container, pipeline["components"][f"comp-{task}"]["outputDefinitions"]["artifacts"]
 
 
 def executor_input(plan: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What KFP's launcher hands the step: parameters, and where its outputs go (kfp_pipeline_spec: ExecutorInput)."""
+    """Return the input that KFP's launcher passes to the step: parameters and output paths (kfp_pipeline_spec: ExecutorInput)."""
     pages = {
         name: {"artifacts": [{"name": name, "type": one["artifactType"], "uri": f"{folder}/{name}", "metadata": {}}]}
         for name, one in given.items()
@@ -405,14 +409,14 @@ def executor_input(plan: str, given: dict[str, Any], folder: Path) -> dict[str, 
 
 
 def confined(root: Path, config: dict[str, Any], volume: Path, *command: str, variables: Sequence[str] = ()) -> str:
-    """What a command prints, run as the image's user in its environment, on a read-only root, in a network of its own without a way out."""
+    """Run a command as the image's user, with a read-only root and without a network, and return its output."""
     spaces = ("--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--kill-child")
     there = [sys.executable, str(root), str(volume), config["User"], *config["Env"], *variables]
     return output("unshare", *spaces, "sh", "-euc", CONFINE, "confine", *there, *command)
 
 
 def output(*command: str, cwd: Path | None = None) -> str:
-    """What a command prints on standard output. SystemExit with what it said where it fails."""
+    """Run a command and return its standard output. Exit with its output if it fails."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         shown = " ".join(command)[:200]
@@ -421,13 +425,13 @@ def output(*command: str, cwd: Path | None = None) -> str:
 
 
 def call(*command: str, cwd: Path = ROOT) -> None:
-    """Run a command in the checkout, its output shown. SystemExit where it fails."""
+    """Run a command in the checkout and show its output. Exit if it fails."""
     if code := subprocess.run(command, cwd=cwd, check=False).returncode:
         raise SystemExit(f"{' '.join(command)[:300]} exited {code}")
 
 
 def rendered(images: Sequence[str], left: Sequence[str], figures: Figures) -> str:
-    """The page: what was built and run, what was not yet, and the figures."""
+    """Return the page with the figures of the completed images and a list of those that are left."""
     here = circumstances("images.check")
     proof = figures.proof[images[0]]
     tried = ", ".join(f"`{place}` {told}" for place, told in proof["writing"].items())
@@ -440,7 +444,7 @@ def rendered(images: Sequence[str], left: Sequence[str], figures: Figures) -> st
 
 
 def row(image: str, figures: Figures) -> str:
-    """An image in the page's table."""
+    """Return the row of an image in the page's table."""
     took = figures.seconds
     cells = [
         f"python-{image}", f"{took[f'image of {image}']:.0f}", f"{figures.size[image] / 2**20:.0f}", f"`tuneline {STAGES[image][1][0]}`",

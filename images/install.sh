@@ -1,16 +1,16 @@
 #!/bin/sh
-# What every image installs, run as root while it is built: tuneline with the extras it needs, in /opt/tuneline, beside what its base brings.
+# Installs the packages of an image, as root during the build: tuneline with its extras in /opt/tuneline, separate from the base's packages.
 #
 #   EXTRAS    extras of the wheel, separated by commas
 #   EMBEDDED  packages of embedded.txt, separated by spaces
-#   PROGRAMS  Debian packages as name=version; one whose program is there already is left alone
+#   PROGRAMS  Debian packages as name=version; skipped if the program already exists
 #
-# /context is the checkout, with the wheel in dist/ and, for a site without an index, everything else in wheels/.
+# /context is the checkout, with the wheel in dist/ and, for a site without a package index, all other packages in wheels/.
 set -eu
 umask 022
 context=/context
 home=/opt/tuneline
-EMBEDDED=${EMBEDDED:-} PROGRAMS=${PROGRAMS:-} # what is empty is not always set
+EMBEDDED=${EMBEDDED:-} PROGRAMS=${PROGRAMS:-} # an empty argument may be unset
 
 fail() {
     echo "install.sh: $*" >&2
@@ -19,7 +19,7 @@ fail() {
 
 sh "$context/images/triton_version.sh"
 
-# NVIDIA's and PyTorch's bases hold pip to versions of their own.
+# NVIDIA's and PyTorch's base images constrain pip to their own versions.
 unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1
 if [ -f /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi
@@ -27,7 +27,7 @@ if [ -f /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt SSL_CERT
 if [ -d "$context/wheels" ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$context/wheels"; fi
 
 set -- "$context"/dist/tuneline-*.whl
-if [ $# -ne 1 ] || [ ! -f "$1" ]; then fail "dist/ must hold one wheel of tuneline: \`make images\` builds it"; fi
+if [ $# -ne 1 ] || [ ! -f "$1" ]; then fail "dist/ must contain exactly one wheel of tuneline, which \`make images\` builds"; fi
 wheel=$1
 
 for program in $PROGRAMS; do
@@ -40,20 +40,20 @@ if [ -n "${missing:-}" ]; then
     rm -rf /var/lib/apt/lists/*
 fi
 
-base=$(command -v python3) || fail "the base has no python3"
+base=$(command -v python3) || fail "the base image has no python3"
 "$base" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
-    fail "the base has $("$base" --version); tuneline needs Python 3.11, 3.12 or 3.13"
-"$base" -m pip --version || fail "the base has no pip for $base"
+    fail "the base image has $("$base" --version); tuneline needs Python 3.11, 3.12 or 3.13"
+"$base" -m pip --version || fail "the base image has no pip for $base"
 
-# An environment of its own, which also sees the base's packages: pip then leaves the base's files alone, which a vendor or Debian
-# installed in ways that pip could not undo. By path, because the base's Python may itself be one of an environment.
+# A separate environment, which can import the base's packages: pip then does not change the base's files, which a vendor or Debian installed
+# in ways that pip cannot undo. It refers to the packages by path, because the base's Python may itself belong to a virtual environment.
 "$base" -m venv --without-pip "$home"
 python=$home/bin/python3
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$base" -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' >"$site/base.pth"
 install() { "$base" -m pip --python "$python" install "$@"; }
 
-# The base's own torch stays, since it is built for the base's accelerator: then it is what the others are resolved with.
+# Keep the base's own torch, which is built for the base's accelerator, and resolve the other packages against it.
 constraints=$(mktemp)
 cp "$context/constraints.txt" "$constraints"
 torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) || torch=
@@ -80,7 +80,7 @@ print(serving_env.create([path for path in sys.path if path.endswith("-packages"
     ;;
 esac
 
-# A name for the user, for programs that look it up such as ssh. Any other user is named by LOGNAME.
+# A name for user 1000, for programs that look it up, such as ssh. For any other user, LOGNAME sets the name.
 grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo 'tuneline:x:1000:1000::/tmp:/usr/sbin/nologin' >>/etc/passwd
 grep -q '^[^:]*:[^:]*:1000:' /etc/group || echo 'tuneline:x:1000:' >>/etc/group
 rm -rf "$constraints" "$constraints.embedded" /root/.cache

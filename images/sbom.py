@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 
 def resolve_packages(requirement: str) -> dict[str, set[str]]:
-    """Return the installed packages that a requirement leads to, each with those that it requires, by canonical name.
+    """Return the packages that a requirement needs, directly or transitively, each with its own dependencies, by canonical name.
 
     Raises:
         PackageNotFoundError: a required package is not installed.

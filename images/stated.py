@@ -1,4 +1,4 @@
-"""What a Containerfile states: its ARGs, and so what its image holds."""
+"""Read the ARGs of a Containerfile, which determine the contents of its image."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ ARGUMENT = re.compile(r'^ARG (\w+)="?([^"\n]*)"?$', re.MULTILINE)
 
 
 def containerfile(image: str) -> Path:
-    """The file of an image, by its name without `python-`."""
+    """Return the Containerfile of an image, whose name is given without `python-`."""
     return HERE / f"{image}.Containerfile"
 
 
 def stated(file: Path) -> dict[str, str]:
-    """The defaults of a Containerfile's arguments: BASE_IMAGE, EXTRAS, EMBEDDED, PROGRAMS."""
+    """Return the defaults of a Containerfile's arguments: BASE_IMAGE, EXTRAS, EMBEDDED and PROGRAMS."""
     return dict(ARGUMENT.findall(file.read_text(encoding="utf-8")))

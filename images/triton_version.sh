@@ -1,6 +1,6 @@
 #!/bin/sh
 # Refuses a base image whose Triton has vulnerabilities that NVIDIA has published and fixed. install.sh runs it in every base; a base without
-# Triton passes. The argument is the folder of Triton. docs/explanation/security.md lists the bulletins, and states this minimum.
+# Triton passes. The argument is Triton's folder. docs/explanation/security.md lists the bulletins and this minimum version.
 set -eu
 minimum=26.07
 version=${NVIDIA_TRITON_SERVER_VERSION:-} # the container version, such as 26.07; NVIDIA's images and compose.py set it

@@ -165,12 +165,12 @@ def test_unknown_image_and_shared_base_image_are_refused(checkout: Path) -> None
     install(checkout.parent / "bin" / "podman")
     unknown = make_images(checkout, "IMAGES=trainning")
     assert unknown.returncode != 0
-    message, _, available = unknown.stderr.splitlines()[0].partition("; there are: ")
+    message, _, available = unknown.stderr.splitlines()[0].partition("; expected: ")
     assert message.endswith("there is no image trainning")
     assert set(available.split()) == {
         *("curation", "evaluation", "mlflow", "training", "training-gaudi", "serving", "verification")
     }
     several = make_images(checkout, "BASE_IMAGE=r/base:1")
     assert several.returncode != 0
-    assert "BASE_IMAGE is for one image" in several.stderr
+    assert "BASE_IMAGE applies to a single image" in several.stderr
     assert not (checkout.parent / "notes").exists()
