@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv. Nothing is installed outside the project's folder.
+# Every target installs its requirements in .venv. Nothing is installed outside the project's folder.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,7 +11,7 @@ WORKDIR ?= .tuneline
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
-# torch first and alone: unconstrained, a resolver takes the newest CUDA build of several gigabytes.
+# Install torch first and alone: otherwise, the resolver selects the newest CUDA build of several gigabytes.
 $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "tuneline needs Python 3.11 to 3.13; try make PYTHON=python3.11")'
 	@echo "setting up $(VENV) (about 4 minutes the first time)"
@@ -19,21 +19,21 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 	@$(PIP) install -q -c constraints.txt torch
 	@$(PIP) install -q -c constraints.txt -e '.[all,dev]'
 	@$(PIP) install -q --no-deps --require-hashes -r embedded.txt
-	@$(BIN)/python -m components.triton_packaging.serving_env || echo "no Triton here: models will be packaged unproven (see tuneline doctor)"
+	@$(BIN)/python -m components.triton_packaging.serving_env || echo "Triton is not available: models will be packaged without a server test (see tuneline doctor)"
 	@$(BIN)/python -m tests.reference --schemas
 	@touch $@
 
 run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to end
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
 
-flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, find drift, and train, shadow and promote the next version on corrections (30 minutes)
+flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, detect drift, train the next version on corrections, run it in shadow mode, and promote it (30 minutes)
 	@$(BIN)/python -P -m examples.flywheel --folder $(WORKDIR)/flywheel $(ARGS)
 
-# Most tests wait for child processes and servers: one worker more than there are cores, four at most.
+# Most tests wait for child processes and servers, so use one worker more than cores, at most four.
 WORKERS := $(shell cores=$$(nproc 2> /dev/null || echo 2); [ $$cores -lt 3 ] && echo $$((cores + 1)) || echo 4)
 # Hundreds of child processes import tuneline; without its bytecode, each of them compiles it again.
 PYTEST := PYTHONDONTWRITEBYTECODE= TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: lint ## Run ruff, mypy, the import contracts and the fast tests with one whole pipeline (10 minutes)
+test: lint ## Run ruff, mypy, the import contracts and the fast tests with one complete pipeline (10 minutes)
 	@$(PYTEST) --ignore tests/engines $(ARGS)
 
 $(VENV)/.engines: $(VENV)/.ready
@@ -43,7 +43,7 @@ $(VENV)/.engines: $(VENV)/.ready
 # Folder with the programs up, down, image and mkimage, which start a Kubernetes cluster on this machine (tests/engines/cluster.py).
 CLUSTER_KIT ?= $(wildcard ../shared/cluster)
 export TUNELINE_CLUSTER_KIT = $(abspath $(CLUSTER_KIT))
-test-cluster: $(VENV)/.engines ## Run the tests in pods of a real Kubernetes cluster of one node (root; CLUSTER_KIT=folder of the kit; 15 minutes)
+test-cluster: $(VENV)/.engines ## Run the tests in pods of a real single-node Kubernetes cluster (root; CLUSTER_KIT=folder of the kit; 15 minutes)
 	@$(PYTEST) -n 0 -m cluster tests/engines $(ARGS)
 
 # Folder with the program nfs-lab, which starts an NFS server and two clients on this machine (tests/engines/test_nfs.py).
@@ -52,32 +52,32 @@ test-nfs: $(VENV)/.ready ## Run the tests on NFS between three machines (root; N
 	@TUNELINE_NFS_LAB=$(abspath $(NFS_KIT)) $(PYTEST) -n 0 -m nfs tests/engines $(ARGS)
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
-# Tests against engines mostly wait while the others compute, so one more worker runs both.
+# Tests against engines mostly wait while other tests compute, so run more workers than cores.
 test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full disks, stopped servers, documented commands, real engines (45 minutes)
 	@$(PYTEST) -n 4 -m "not stress and not gpu" $(ARGS)
 
-quality: $(VENV)/.ready ## Print the size and shape of the code with the targets
+quality: $(VENV)/.ready ## Print the code metrics with their targets
 	@$(BIN)/python -m tests.quality $(ARGS)
 
-stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a work folder and a server; resume a run and the demo that their budgets stopped; compiled stages; long pages; the examples (2 hours)
+stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a workdir and a server; resume a run and the demo after their budgets stopped them; test compiled stages, long pages and the examples (2 hours)
 	@$(BIN)/python -m pytest -s -m stress $(addprefix tests/,stress/test_kills.py benchmarks/test_gate_simulation.py benchmarks/test_serving_benchmark.py docs/test_commands.py pipelines/retraining pipelines/capture engines/test_backup_restore.py engines/test_s3_store.py triton_packaging/test_vllm_backend.py $(patsubst %,pipelines/test_%.py,pipeline interruption invalid_input costs pods reproduction backup examples)) $(ARGS)
 
 stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep; train the embedded model in a batch job (35 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_slurm.py tests/engines/test_training_pods.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
 
-stress-training: $(VENV)/.engines ## Kill trainings of six recipes at 20 random moments each, and interrupt further recipes (20 minutes)
+stress-training: $(VENV)/.engines ## Kill training runs of six recipes at 20 random moments each, and interrupt those of other recipes (20 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py tests/fine_tuning/test_distributed.py tests/fine_tuning/test_resume.py tests/engines/test_zero3.py $(ARGS)
 
-stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server; a canary, promotions, a rollback and ten swaps under load (20 minutes)
+stress-deploy: $(VENV)/.ready ## Make deployments fail (full disk, alias moved during a switch, external server); run a canary, promotions, a rollback and ten swaps under load (20 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -s -m stress tests/pipelines/test_deployment.py $(ARGS)
 
-stress-synthesis: $(VENV)/.ready ## Kill a synthesis at 20 random moments, compare its estimated time, and tune the embedded model on its rows (10 minutes)
+stress-synthesis: $(VENV)/.ready ## Kill a synthesis run at 20 random moments, check its estimated time, and tune the embedded model on its rows (10 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/pipelines/synthesis $(ARGS)
 
 stress-flywheel: $(VENV)/.ready ## Kill examples/flywheel while it serves, and resume it; execute a notebook that customizes a model (45 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/examples $(ARGS)
 
-bench-curation: $(VENV)/.ready ## Compare data curation with its peers; curate a million rows (1 hour); writes docs/reference/benchmarks-curation.md
+bench-curation: $(VENV)/.ready ## Compare data curation with other tools; curate a million rows (1 hour); writes docs/reference/benchmarks-curation.md
 	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/reference/benchmarks-curation.md $(ARGS)
 
 bench-fine-tuning: $(VENV)/.ready ## Compare fine-tuning with TRL and LLaMA-Factory (30 minutes); writes docs/reference/benchmarks-fine-tuning.md
@@ -87,29 +87,29 @@ bench-evaluation: $(VENV)/.ready ## Compare likelihood tasks with lm-eval, and a
 	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/reference/benchmarks-evaluation.md $(ARGS)
 
 GPU_TESTS := $(addprefix tests/,fine_tuning/test_varlen_attention.py fine_tuning/test_gpu_training.py triton_packaging/test_gpu_attention.py)
-test-gpu: ## Run the tests that need an NVIDIA GPU with PYTHON
+test-gpu: ## Run the tests that need an NVIDIA GPU with the interpreter PYTHON
 	@PYTHONPATH=. $(PYTHON) -m pytest --noconftest -o addopts= -m gpu $(GPU_TESTS)
 
 bench-gate: $(VENV)/.ready ## Simulate the promotion gate over 16 distributions (5 minutes); writes docs/reference/benchmarks-gate.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.gate_simulation --markdown docs/reference/benchmarks-gate.md $(ARGS)
 
-bench-drift: $(VENV)/.ready ## Simulate the drift check (10 minutes); ARGS="--far FILE --language FILE": other texts; writes docs/reference/benchmarks-drift.md
+bench-drift: $(VENV)/.ready ## Simulate the drift check (10 minutes); ARGS="--far FILE --language FILE" selects other texts; writes docs/reference/benchmarks-drift.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.drift_simulation --near numpy scipy sklearn --markdown docs/reference/benchmarks-drift.md $(ARGS)
 
 bench-cluster: $(VENV)/.ready ## Emulate a shared cluster, and compare it with the simulator (4 minutes); writes docs/reference/cluster-emulation.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.cluster_emulation $(ARGS)
 
-bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with PYTHON; writes docs/reference/benchmarks-gpu.md
+bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with the interpreter PYTHON; writes docs/reference/benchmarks-gpu.md
 	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu --workdir $(WORKDIR)/benchmark-gpu --output $(WORKDIR)/benchmark-gpu/results $(ARGS)
 	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu.page $(WORKDIR)/benchmark-gpu/results/results.json --markdown docs/reference/benchmarks-gpu.md --commit $$(git describe --always --dirty)
 
-bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (15 minutes; ARGS="--vllm-python PYTHON": compare with vLLM); writes docs/reference/benchmarks-serving.md
+bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (15 minutes; ARGS="--vllm-python PYTHON" compares it with vLLM); writes docs/reference/benchmarks-serving.md
 	@$(BIN)/python -P -m benchmarks.serving --workdir $(WORKDIR)/benchmark-serving --markdown docs/reference/benchmarks-serving.md $(ARGS)
 
-bench-explanation: $(VENV)/.ready ## Compare explanations with retrainings and deletions (10 minutes); writes docs/reference/benchmarks-explanation.md
+bench-explanation: $(VENV)/.ready ## Compare explanations with retraining on random halves and with the deletion of words (10 minutes); writes docs/reference/benchmarks-explanation.md
 	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.influence --markdown docs/reference/benchmarks-explanation.md $(ARGS)
 
-bench-storage: $(VENV)/.ready ## Compare the utilization of the storage benchmark with fio's (fio; root; 5 minutes); writes docs/reference/benchmarks-storage.md
+bench-storage: $(VENV)/.ready ## Compare the utilization that the storage benchmark measures with fio's (fio; root; 5 minutes); writes docs/reference/benchmarks-storage.md
 	@$(BIN)/python -P -m benchmarks.storage_utilization --workdir $(WORKDIR)/benchmark-storage --markdown docs/reference/benchmarks-storage.md $(ARGS)
 
 soak: $(VENV)/.ready ## Load a served package for an hour and record memory, latency and answers; writes docs/reference/soak.md
@@ -118,11 +118,11 @@ soak: $(VENV)/.ready ## Load a served package for an hour and record memory, lat
 vllm-package: $(VENV)/.ready ## Serve a package of two adapters with vLLM; VLLM_PYTHON=interpreter of an environment with vLLM; writes docs/reference/vllm.md
 	@$(BIN)/python -P -m benchmarks.vllm_package --vllm-python $(VLLM_PYTHON) --workdir $(WORKDIR)/vllm-package --markdown docs/reference/vllm.md $(ARGS)
 
-# Variables: ENGINE, REGISTRY, TAG, IMAGES, BASE_IMAGE, ARGS; docs/how-to/images.md says what they do.
-images: ## Build the images of the pipeline's steps with docker, podman or buildah
+# Variables: ENGINE, REGISTRY, TAG, IMAGES, BASE_IMAGE, ARGS; docs/how-to/images.md describes them.
+images: ## Build the images of the pipeline steps with docker, podman or buildah
 	@PYTHON=$(firstword $(wildcard $(BIN)/python) $(PYTHON)) sh images/build.sh
 
-images-check: $(VENV)/.ready ## Build the curation image on a stand-in base and run it confined (root, buildah, mmdebstrap); writes docs/reference/images-check.md
+images-check: $(VENV)/.ready ## Build the curation image on a stand-in base image and run it with restricted permissions (root, buildah, mmdebstrap); writes docs/reference/images-check.md
 	@$(BIN)/python -P -m images.check --workdir $(WORKDIR)/images-check --markdown docs/reference/images-check.md $(ARGS)
 
 lint: $(VENV)/.ready ## Run ruff, mypy and import-linter; update the JSON schemas for editors
@@ -136,12 +136,12 @@ ui: $(VENV)/.ready ## Start the MLflow UI of the workdir on http://127.0.0.1:500
 	@umask o= && mkdir -p $(WORKDIR) && \
 	$(BIN)/mlflow server --backend-store-uri sqlite:///$(abspath $(WORKDIR))/mlflow.db --host 127.0.0.1 --port 5000 --workers 1
 
-docs: $(VENV)/.ready ## Build the documentation site in build/site without a network, with a strict check of links (1 minute)
+docs: $(VENV)/.ready ## Build the documentation site in build/site without network access, with strict link checks (1 minute)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-dist: $(VENV)/.ready ## Build wheel, source distribution and the CycloneDX bill of materials of tuneline[all] in dist/
+dist: $(VENV)/.ready ## Build the wheel, the source distribution and the CycloneDX bill of materials of tuneline[all] in dist/
 	@$(BIN)/python -P -m hatchling build --directory dist
 	@$(BIN)/python -m images.sbom dist/tuneline.cdx.json
 
-clean: ## Remove the environment; the workdir stays
+clean: ## Remove the virtual environment; keep the workdir
 	rm -rf $(VENV)

@@ -20,7 +20,7 @@ output "site" {
 }
 
 output "nfs_path" {
-  description = "NFS export of the volume, with which spec.nfs.path of the PersistentVolumes begins."
+  description = "NFS export of the volume, the prefix of spec.nfs.path in the PersistentVolumes."
   value       = "/${google_filestore_instance.work.file_shares[0].name}"
 }
 

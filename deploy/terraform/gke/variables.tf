@@ -15,7 +15,7 @@ variable "zone" {
   default     = "europe-west4-b"
   validation {
     condition     = startswith(var.zone, "${var.region}-")
-    error_message = "The zone has to be in the region."
+    error_message = "The zone must be in the region."
   }
 }
 
@@ -25,7 +25,7 @@ variable "name" {
   default     = "tuneline"
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{2,19}$", var.name))
-    error_message = "The name has 3 to 20 lower-case letters, digits and hyphens and begins with a letter."
+    error_message = "The name must have 3 to 20 lower-case letters, digits and hyphens and begin with a letter."
   }
 }
 
@@ -34,7 +34,7 @@ variable "administrator_networks" {
   type        = map(string)
   validation {
     condition     = alltrue([for cidr in values(var.administrator_networks) : can(cidrhost(cidr, 0)) && !endswith(cidr, "/0")])
-    error_message = "Each network is a CIDR, and not the whole internet."
+    error_message = "Each network must be a CIDR block, but not the whole internet."
   }
 }
 
@@ -90,7 +90,7 @@ variable "filestore" {
   }
   validation {
     condition     = contains(["ZONAL", "REGIONAL"], var.filestore.tier) && var.filestore.capacity_gb >= 1024
-    error_message = "The tier is ZONAL or REGIONAL and the capacity at least 1024 GB."
+    error_message = "The tier must be ZONAL or REGIONAL, and the capacity at least 1024 GB."
   }
 }
 
