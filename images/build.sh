@@ -22,7 +22,7 @@ command -v "$ENGINE" >/dev/null || { echo "make images: ENGINE is $ENGINE, which
 IMAGES=${IMAGES:-curation evaluation training serving}
 for image in $IMAGES; do
     if [ ! -f "images/$image.Containerfile" ]; then
-        echo "make images: there is no image $image; expected:$(cd images && printf ' %s' *.Containerfile | sed 's/\.Containerfile//g')" >&2
+        echo "make images: image $image does not exist; expected one of:$(cd images && printf ' %s' *.Containerfile | sed 's/\.Containerfile//g')" >&2
         exit 1
     fi
 done

@@ -165,8 +165,8 @@ def test_unknown_image_and_shared_base_image_are_refused(checkout: Path) -> None
     install(checkout.parent / "bin" / "podman")
     unknown = make_images(checkout, "IMAGES=trainning")
     assert unknown.returncode != 0
-    message, _, available = unknown.stderr.splitlines()[0].partition("; expected: ")
-    assert message.endswith("there is no image trainning")
+    message, _, available = unknown.stderr.splitlines()[0].partition("; expected one of: ")
+    assert message.endswith("image trainning does not exist")
     assert set(available.split()) == {
         *("curation", "evaluation", "mlflow", "training", "training-gaudi", "serving", "verification")
     }
