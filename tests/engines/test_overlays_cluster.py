@@ -173,7 +173,7 @@ ATTACKS = {
         ),
         "all keys of a secret": (
             edit(f"{HEAD_POD}.containers.0.envFrom", [{"secretRef": {"name": "mlflow"}}]),
-            "containers may have an image",
+            "containers may set only an image",
         ),
         "a host path": (edit(f"{WORKER_POD}.volumes.0", HOST_PATH), "volumes must be claims"),
         "a projected token": (
@@ -200,10 +200,10 @@ ATTACKS = {
         ),
         "a pod that submits": (
             edit("spec.submitterPodTemplate", {"spec": {"containers": [{"name": "x"}]}}),
-            "a cluster of its own",
+            "must use a dedicated cluster",
         ),
-        "another cluster": (edit("spec.clusterSelector", {"ray.io/cluster": "other"}), "a cluster of its own"),
-        "an autoscaler": (edit("spec.rayClusterSpec.enableInTreeAutoscaling", True), "a cluster of its own"),
+        "another cluster": (edit("spec.clusterSelector", {"ray.io/cluster": "other"}), "must use a dedicated cluster"),
+        "an autoscaler": (edit("spec.rayClusterSpec.enableInTreeAutoscaling", True), "must use a dedicated cluster"),
         "a request before the stop": (
             edit(
                 f"{HEAD_POD}.containers.0.lifecycle.preStop", {"httpGet": {"path": "/", "port": 80, "host": "mlflow"}}
