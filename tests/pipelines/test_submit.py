@@ -907,7 +907,7 @@ def test_wait_timeout_exits_75(api: KfpApi, submit: SubmitCommand, pipeline_file
 def test_timeout_includes_time_without_a_response(pipeline_file: Path) -> None:
     with serving(KfpApi()) as api:
         run = submission.submit(submission.KubeflowServer(api.url), pipeline_file, "e")
-    with pytest.raises(submission.InterruptedRunError, match=r"the run is still PENDING after 0\.3 s and continues"):
+    with pytest.raises(submission.InterruptedRunError, match=r"the run is still PENDING after 0\.3 s; it continues"):
         submission.wait_for_run(run, RecordingReporter(), timeout=0.3, interval=0.05)
 
 
