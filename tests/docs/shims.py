@@ -37,7 +37,7 @@ CONFIGURABLE_COMMANDS = ("run", "curate", "finetune", "evaluate", "package")
 WITHOUT_SUITE = {"evaluation.suite": "none"}
 TIMEOUT_SECONDS = 300
 READY_TEXTS = {
-    "serve": "ready on",
+    "serve": "ready at",
     "deploy": "is served as",
 }  # commands that run until Ctrl-C, and the output that shows they are ready
 CANCELLED_RUN_STEPS = 1_000_000

@@ -62,7 +62,7 @@ def test_move_that_is_not_closed_yet_counts_as_a_promotion(
         ),
         ("its evaluation compared it with base model 1; the model was tuned from 2", "Evaluate the model again"),
         (
-            "2 earlier candidates failed on its test split, so its rules have to hold",
+            "2 earlier candidates failed on its test split, so its rules must hold",
             "Add new test rows, and run again",
         ),
         ("the model was trained on 2 of its evaluated rows: row 1 equals", "Remove the rows from the evaluation set"),

@@ -281,7 +281,7 @@ def test_run_stopped_by_its_budget_resumes_to_equal_digests(first_digests: dict[
     platform.write_text(PRICES)
     command = ("run", "-c", "customization.yaml", "--workdir", "budgeted", "-p", platform, "--set", "team=search")
     limit, shortest, messages = 1e-4, 0.0, [""]
-    while "training is saved" not in messages[-1]:
+    while "training was saved" not in messages[-1]:
         stopped = tuneline(*command, "--set", f"budget.hours={limit}", "--json", cwd=project)
         assert stopped.returncode == 75, stopped.stdout + stopped.stderr
         error = json.loads(stopped.stdout)["error"]

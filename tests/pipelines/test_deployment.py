@@ -383,7 +383,7 @@ def ask_gateway(url: str, model: str) -> tuple[int, str]:
     [
         (["--canary-alias", "candidate"], "--canary-alias requires --watch"),
         (["--canary-alias", "candidate", "--watch", "--grpc-url", "x:1"], "--canary-alias requires --watch"),
-        (["--canary-alias", "champion", "--watch"], "--canary-alias is champion"),
+        (["--canary-alias", "champion", "--watch"], "--canary-alias and --alias are both champion"),
         (["--canary"], "--canary requires --grpc-url"),
     ],
 )
