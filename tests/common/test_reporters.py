@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -151,3 +152,22 @@ def test_quiet_reporter_prints_nothing(capsys: pytest.CaptureFixture[str]) -> No
     reporter.step("work")
     reporter.note("secret")
     assert capsys.readouterr() == ("", "")
+
+
+def test_progress_bar_leaves_standard_output_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A local run writes the output of its libraries to a log while the bar is on the terminal."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
+    own, log = sys.stdout, io.StringIO()
+    with contextlib.redirect_stdout(log):
+        reporter = reporters.ProgressBarReporter()
+        reporter.step("training")
+        reporter.progress(1, 2, "steps")
+        print("output of a library")
+    assert log.getvalue() == "output of a library\n"
+    log.close()
+    reporter.close()
+    assert sys.stdout is own
+    print("the result")
+    assert capsys.readouterr().out == "the result\n"

@@ -201,6 +201,7 @@ class ProgressBarReporter:
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
+            redirect_stdout=False,  # a local run redirects it to a log meanwhile, and the result belongs there
         )
         self._resumed_at: int | None = None
         self._task, self._name, self._began = self._progress.add_task("", rate="", total=None), "", time.monotonic()
