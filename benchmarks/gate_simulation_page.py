@@ -56,7 +56,7 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         _compare(results.false_acceptance[DEFAULT]),
         f"For metrics in nats per token, the rule requires {_count_required_items()} items. Without this minimum, as for "
         f"`min_gain: 0`, the worst false acceptance is {results.find_worst(BOUND_ALONE):.1%}.\n",
-        "## Power\n\nAcceptance by the present rule: equal model / better model. With too few items, the rule accepts nothing.\n",
+        "## Power\n\nAcceptance by the current rule: equal model / better model. With too few items, the rule accepts nothing.\n",
         _show_power(results, DEFAULT),
         "## Bounds compared\n\nThe earlier bound is the lower of a studentised bootstrap and percentiles widened for small samples. Betting "
         "and empirical Bernstein bounds are proven under the same assumption, but need several times the items. Power: mean "

@@ -63,7 +63,7 @@ Speeds outside their band:
 - ml-engineering at 8k tokens: the host's optimizer step takes about two seconds, which longer rows hide. The formula
   does not include this time.
 - Qwen 7B with full fine-tuning at 256 tokens: each optimizer step covers only 4,096 tokens.
-- L40S: these GPUs have no NVLink, but their band comes from GPUs that do. Supermicro's 64 H100 have a global batch of 64 rows.
+- L40S: these GPUs lack NVLink, but their band comes from GPUs with it. Supermicro's 64 H100 have a global batch of 64 rows.
 
 ## FLOPs per token
 

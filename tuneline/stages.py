@@ -185,7 +185,7 @@ def serve(
         repository: folder of a packaged Triton repository.
         host: address to listen on.
         http_port: HTTP port; 0 for any free port.
-        keys: file of API keys, see `tuneline keys create`; required unless `host` is a loopback address.
+        keys: file of API keys (see `tuneline keys create`); required unless `host` is a loopback address.
         workdir: folder of logs and feedback.
         drain_seconds: time in seconds to finish answers in progress at the end.
         quiet: report no progress.

@@ -62,9 +62,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: Cu
         **_render_findings(statistics),
         "Quality scores": "".join(_render_scorer(one) for one in statistics.quality_scores),
         "Splits": render_table(["split", "rows", "share"], shares)
-        + render_paragraph(
-            "Rows with equal or similar answers, or texts without common context, are in the same split.", "soft"
-        ),
+        + render_paragraph("Similar rows and rows with similar answers share a split.", "soft"),
         "Tokens": _render_tokens(tokens) if tokens else "",
         "Documents": _render_documents(statistics) if statistics.documents else "",
         **_render_texts(rows["rejected"], statistics),

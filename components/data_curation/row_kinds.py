@@ -133,7 +133,7 @@ def check_mix(counts: Mapping[Kind, KindCount], main: Kind | None, limit: float,
         return
     locations = ", ".join(f"{kind} ({count.file}:{count.line})" for kind, count in counts.items())
     raise InputError(
-        f"the sources mix kinds of rows: {locations}; {qualifier}{others / total:.1%} of the rows are not of kind "
+        f"the sources mix row kinds: {locations}; {qualifier}{others / total:.1%} of the rows are not of kind "
         f"{main}; data_curation.max_other_kind_share is {limit:g}",
         hint="Use sources of one kind, set data_curation.format to parse all records in the same format, or increase "
         "data_curation.max_other_kind_share to quarantine the rows of other kinds.",

@@ -103,7 +103,7 @@ def parse_uri(text: str, source: str) -> KeyUri:
     ]:
         name, _, value = part.partition("=")
         if name == "pin-value":  # RFC 7512, section 7: a PIN in a URI is easily disclosed
-            raise _uri_error(source, "the attribute pin-value", "the PIN in the file of pin-source")
+            raise _uri_error(source, "the attribute pin-value", "the PIN in the file that pin-source names")
         if name not in allowed or name in values or not value:
             raise _uri_error(
                 source, f"the attribute {name!r}", f"each of {', '.join(allowed)} at most once, with a value"

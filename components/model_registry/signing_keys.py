@@ -116,8 +116,8 @@ def _load_hardware_signer(name: str) -> tuple[Signer, EllipticCurvePublicKey]:
             pin = uri.pin_source.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
             raise ConfigurationError(
-                f"{KEY_VARIABLE}: the file of pin-source, {uri.pin_source}, cannot be read",
-                hint="Mount the file of the PIN, or set pin-source to its path.",
+                f"{KEY_VARIABLE}: the PIN file {uri.pin_source} (pin-source) cannot be read",
+                hint="Mount the PIN file, or set pin-source to its path.",
             ) from None
     private, found = hardware_keys.load_hardware_key(uri, KEY_VARIABLE, pin)
     if not is_supported(found):

@@ -163,5 +163,5 @@ class TritonPackagingConfig(BaseModel):
     def _check_prompts(cls, prompts: list[str]) -> list[str]:
         for number, prompt in enumerate(prompts, 1):
             if not prompt.strip():
-                raise ValueError(f"golden prompt {number} is empty; expected a text")
+                raise ValueError(f"golden prompt {number} is empty; expected a non-empty string")
         return prompts

@@ -104,12 +104,12 @@ KeysOption = Annotated[
     Path | None,
     typer.Option(
         "--keys",
-        help="File of API keys, see `tuneline keys create`. Required unless --host is a loopback address.",
+        help="File of API keys. See `tuneline keys create`. Required unless --host is a loopback address.",
     ),
 ]
 RoutesOption = Annotated[
     Path | None,
-    typer.Option("--routes", help="Routing file for canaries and shadow traffic, see `tuneline routes set`."),
+    typer.Option("--routes", help="Routing file for canaries and shadow traffic. See `tuneline routes set`."),
 ]
 CaptureOption = Annotated[
     Path | None,

@@ -179,7 +179,7 @@ StallBudgetOption = Annotated[
 ]
 WriteRateOption = Annotated[
     str,
-    typer.Option("--write-rate", help="Write rate of the storage per second, such as 2GB.", rich_help_panel=STORAGE),
+    typer.Option("--write-rate", help="Storage write rate in bytes per second, such as 2GB.", rich_help_panel=STORAGE),
 ]
 GpuHourPriceOption = Annotated[
     float | None, typer.Option("--gpu-hour-price", min=0, max=1e9, help="Price of a GPU-hour.", rich_help_panel=MONEY)
@@ -236,7 +236,7 @@ QueueOption = Annotated[
 ]
 ReadRateOption = Annotated[
     str,
-    typer.Option("--read-rate", help="Read rate of the storage per second, such as 4GB.", rich_help_panel=SHARED),
+    typer.Option("--read-rate", help="Storage read rate in bytes per second, such as 4GB.", rich_help_panel=SHARED),
 ]
 StorageNodeOption = Annotated[
     str,
@@ -246,7 +246,7 @@ StorageNodeRateOption = Annotated[
     str,
     typer.Option(
         "--storage-node-rate",
-        help="Measured rate of a storage node per second, such as 2GB. Default: the rate of its ports.",
+        help="Measured rate of a storage node in bytes per second, such as 2GB. Default: the rate of its ports.",
         rich_help_panel=SHARED,
     ),
 ]

@@ -144,5 +144,5 @@ def _format_verification(result: Verification) -> list[str]:
         lines.append(f"! reason of the forced promotion: {forced.reason}")
     title = f"{result.name}{f'@{result.alias}' if result.alias else ''}, version {result.version}"
     verdict = f"verified {len(result.artifacts)} artifacts and {result.entries} history entries"
-    verdict = f"{verdict}, promoted by force" if forced else verdict
+    verdict = f"{verdict}, promoted with --force" if forced else verdict
     return [*lines, f"{title}: {verdict if result.verified else f'refused, {len(result.objections)} objections'}"]

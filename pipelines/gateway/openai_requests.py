@@ -273,7 +273,7 @@ def parse_completion(body: Mapping[str, Any]) -> GenerationCall:
     request = _validate(CompletionRequest, body)
     prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     if not 1 <= len(prompts) <= MAX_CHOICES:
-        raise invalid(f"prompt has {len(prompts)} texts; 1 to {MAX_CHOICES} are allowed", "prompt")
+        raise invalid(f"prompt has {len(prompts)} strings; 1 to {MAX_CHOICES} are allowed", "prompt")
     inputs, needs = _translate_sampling(request, request.max_tokens)
     if request.logprobs is not None:
         inputs["logprobs"], needs["logprobs"] = request.logprobs, "logprobs"

@@ -345,5 +345,5 @@ def unavailable(message: str) -> RequestError:
 def _translate_rpc_error(error: grpc.RpcError) -> RequestError:
     code = error.code()
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return unavailable("the model server does not answer")
+        return unavailable("the model server does not respond")
     return RequestError(502, "the model server failed; see its log", code="model_error")

@@ -163,8 +163,8 @@ def _plot_curves(runs: Sequence[Json]) -> str:
                 series[run["run"]] = ([x for x, _ in points], [y for _, y in points])
         if series:
             title = "Training loss" if name == "train_loss" else "Validation loss"
-            caption = f"{title}: cross-entropy on the tokens trained on."
-            plots += html_report.plot_lines(series, x="optimizer step", y="loss, nats per token", caption=caption)
+            caption = f"{title} by optimizer step; the objectives of the runs define it."
+            plots += html_report.plot_lines(series, x="optimizer step", y="loss", caption=caption)
     return plots
 
 

@@ -168,8 +168,9 @@ def _render_training(training: Record) -> str:
         text += f" Training was interrupted and resumed from step {training['resumed_from']:,}."
     plot = ""
     if series:
-        caption = "Cross-entropy on the assistant's tokens."
-        plot = html_report.plot_lines(series, x="optimizer step", y="loss, nats per token", caption=caption)
+        loss = training["loss"]
+        caption = f"{loss[0].upper()}{loss[1:]}."
+        plot = html_report.plot_lines(series, x="optimizer step", y="loss", caption=caption)
     return tiles + html_report.render_paragraph(text) + plot
 
 

@@ -85,7 +85,7 @@ class EndpointTeacher:
             options.timeout_seconds,
             options.retries,
             role=option.lstrip("-"),
-            hint=f"Check {option} (without /chat/completions), {option}-model, and the environment variable in {option}-key.",
+            hint=f"Check the URL in {option} (without /chat/completions), {option}-model, and the environment variable that {option}-key names.",
         )
         return EndpointTeacher(endpoint, options.concurrency)
 

@@ -84,7 +84,7 @@ def load_templates(names: Sequence[str]) -> list[Template]:
         described = " and ".join(f"{name} ({kind})" for kind, name in contents.items())
         raise UsageError(
             f"--template: {described} write rows of different kinds, which one dataset cannot hold",
-            hint="Run the command once for each kind of rows, with separate output folders.",
+            hint="Run the command once for each kind of row, with separate output folders.",
         )
     return templates
 

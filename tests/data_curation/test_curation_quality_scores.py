@@ -180,7 +180,7 @@ def test_report_shows_the_histogram_and_the_threshold(texts, examples, curate_sc
     section = page[page.index("<h2>Quality scores</h2>") :]
     assert "Orange: rejected, because the score is below 0.35." in section
     assert "0.3–0.35" in section
-    assert ">AUC, cross-validation</div>" in section
+    assert "</b> AUC, cross-validation</div>" in section
 
 
 def test_few_examples_are_an_error_before_the_rows_are_read(texts, examples, curate_scored, tmp_path):

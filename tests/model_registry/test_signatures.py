@@ -529,7 +529,7 @@ def test_forced_promotion_of_a_refused_version_is_noted(signed: SignedRegistry, 
     lines = verification._format_verification(result)
     assert any(line.startswith("! PROMOTED BY FORCE by ann in entry ") for line in lines)
     assert "! reason of the forced promotion: the gate is wrong" in lines
-    assert lines[-1].endswith(", promoted by force")
+    assert lines[-1].endswith(", promoted with --force")
     promote(NAME, "2", force=True, reason="back", reporter=QUIET)
     rollback(NAME, reporter=QUIET)  # restores what the forced promotion decided
     result = signed.verify()

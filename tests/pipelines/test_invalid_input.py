@@ -1203,7 +1203,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
     ),
     "TUNELINE_SIGNING_KEY_FILE: the pkcs11: URI has …; expected …": ("configuration", 2),
     "TUNELINE_SIGNING_KEY_FILE: the PKCS#11 module … does not exist": ("configuration", 2),
-    "TUNELINE_SIGNING_KEY_FILE: the file of pin-source, …, cannot be read": ("configuration", 2),
+    "TUNELINE_SIGNING_KEY_FILE: the PIN file … (pin-source) cannot be read": ("configuration", 2),
     "TUNELINE_SIGNING_KEY_FILE: the token … in … cannot be used: …": ("configuration", 2),
     "TUNELINE_SIGNING_KEY_FILE: the HSM has a key on another curve; expected secp256r1, secp384r1, secp521r1": (
         "configuration",
@@ -1348,7 +1348,7 @@ CURATION_ERRORS = {
     ),
     "data_curation.documents.ocr_languages: '…' is not installed; installed: …": ("configuration", 2),
     "data_curation.sources: '…' contains bytes that are not UTF-8": ("configuration", 2),
-    "the sources mix kinds of rows: …; … of the rows are not of kind …; data_curation.max_other_kind_share is …": (
+    "the sources mix row kinds: …; … of the rows are not of kind …; data_curation.max_other_kind_share is …": (
         "input",
         1,
     ),
@@ -1417,7 +1417,7 @@ STORAGE_BENCHMARK_ERRORS = {  # the tests are in tests/pipelines/storage_benchma
     "…: dataset.record_length is missing": ("configuration", 2),
     "…: train.computation_time is …; expected seconds above 0, up to …": ("configuration", 2),
     "… has too few steps per accelerator for … accelerators: …; the first … are not measured": ("usage", 2),
-    "the benchmark writes … GB, and … has … GB of free space": ("usage", 2),
+    "the benchmark writes … GB; expected at most …% of the … GB free in …": ("usage", 2),
     "--requirement … is not the output of tuneline size --json": ("usage", 2),
     "--requirement … cannot be read: …": ("usage", 2),
 }

@@ -305,7 +305,7 @@ def _extract_turn_text(turn: Fields) -> str:
             if not is_text or not isinstance(part.get("text"), str):
                 found = quote_name(str(part.get("type"))) if isinstance(part, dict) else type(part).__name__
                 raise RecordFormatError(
-                    f"a turn with a part of type {found}; expected text, input_text or output_text with a text"
+                    f"a turn with a part of type {found}; expected text, input_text or output_text with a string"
                 )
             texts.append(part["text"])
         content = "\n".join(texts)
@@ -580,7 +580,7 @@ def _parse_instruction(f: Fields, answer_key: str) -> list[ParsedRecord]:
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history
     ):
         raise RecordFormatError(
-            f"a history of type {type(history).__name__}; expected a list of [question, answer] texts"
+            f"an invalid history (type {type(history).__name__}); expected a list of [question, answer] pairs of strings"
         )
     turns = [
         {"role": role, "content": text}

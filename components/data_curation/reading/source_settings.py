@@ -110,7 +110,7 @@ class SourceSettings(BaseModel):
     @model_validator(mode="after")
     def _check_template(self) -> SourceSettings:
         if self.template and not list_template_columns(self.template):
-            raise ValueError(f"template {self.template!r} contains no column; expected a text with {{column}}")
+            raise ValueError(f"template {self.template!r} contains no column; expected a string with {{column}}")
         if self.template and self.template_target in self.columns:
             raise ValueError(
                 f"template and columns.{self.template_target} are both set; expected one of them: the template builds the "

@@ -68,7 +68,7 @@ class Generation(AnswerSettings, FewShotSettings):
         "Empty: the dataset's test split.",
     )
     reference_field: str = Field(
-        "reference", min_length=1, description="Field that contains a row's reference: a text, or a list of texts."
+        "reference", min_length=1, description="Field that contains a row's reference: a string, or a list of strings."
     )
     metrics: list[GenerationMetric] = Field(
         ["exact_match", "f1"],
@@ -80,7 +80,7 @@ class Generation(AnswerSettings, FewShotSettings):
         description="System message for prompts without a system message. Without a chat template, it is the text "
         "before the prompt. Empty: no system message.",
     )
-    stop: list[str] = Field([], description="Stop texts. A stop text ends an answer and is removed from it.")
+    stop: list[str] = Field([], description="Stop strings. A stop string ends an answer and is removed from it.")
     temperature: float = Field(
         0.0,
         ge=0,

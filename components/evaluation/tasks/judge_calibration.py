@@ -48,7 +48,7 @@ def read_pairs(path: str, prompt_field: str) -> list[LabelledPair]:
     for record in record_files.read_records(path, "calibration"):
         answers, label = record.get_texts("answers"), str(record.row.get("label", "")).strip().lower()
         if len(answers) != 2 or answers[0].strip() == answers[1].strip():
-            raise record.build_error(f"has {answers!r:.60} in answers; expected two different texts")
+            raise record.build_error(f"has {answers!r:.60} in answers; expected two different strings")
         if label not in LABELS:
             raise record.build_error(f"has {record.row.get('label')!r:.60} in label; expected a, b or tie")
         messages = item_encoding.read_messages(record, prompt_field)

@@ -45,10 +45,10 @@ class Record:
         if isinstance(value, str):
             return value
         if isinstance(value, float) and not math.isfinite(value):  # often a missing field written by pandas
-            raise self.build_error(f"has {value} in {field}; expected a text or a number")
+            raise self.build_error(f"has {value} in {field}; expected a string or a number")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
-        raise self.build_error(f"has no text in {field} (found {value!r:.60}); expected a text or a number")
+        raise self.build_error(f"has no text in {field} (found {value!r:.60}); expected a string or a number")
 
     def get_texts(self, field: str) -> list[str]:
         """Return a required text or list of texts as a list; in a CSV file the list is JSON.
@@ -62,7 +62,7 @@ class Record:
                 value = json.loads(value) or value
         values = list(value) if isinstance(value, (list, tuple)) else [self.get_text(field)]
         if not values or not all(isinstance(text, str) for text in values):
-            raise self.build_error(f"has {values!r:.60} in {field}; expected a text, or a list of texts")
+            raise self.build_error(f"has {values!r:.60} in {field}; expected a string, or a list of strings")
         return values
 
     def get_optional(self, field: str) -> str:

@@ -128,7 +128,7 @@ def _parse_structured_outputs(value: object) -> dict[str, object]:
 def _read_text(name: str, tensors: Tensors) -> str:
     values = tensors[name]
     if len(values) != 1:
-        raise ClientError(f"{name} has {len(values)} texts; send exactly one")
+        raise ClientError(f"{name} has {len(values)} strings; send exactly one")
     try:
         return bytes(values[0]).decode("utf-8")
     except UnicodeDecodeError as error:

@@ -138,7 +138,8 @@ def check_space(folder: Path, plan: BenchmarkPlan) -> None:
     free = space.f_bavail * space.f_frsize
     if needed > MAX_SPACE_SHARE * free:
         raise UsageError(
-            f"the benchmark writes {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB of free space",
+            f"the benchmark writes {needed / 1e9:.1f} GB; expected at most {MAX_SPACE_SHARE:.0%} of the "
+            f"{free / 1e9:.1f} GB free in {folder}",
             hint="Free some space, lower --size, or choose a smaller model for --checkpoint.",
         )
 

@@ -176,7 +176,7 @@ def _list_data(facts: VersionFacts) -> Facts:
     earlier = list(dict.fromkeys(link.sha256 for link in facts.chain if link.kind == "dataset"))[1:]
     return [
         ("dataset", f"{facts.data_name}, `{dataset.sha256}`" if dataset else None),
-        ("kind of rows", summary.get("rows_kind")),
+        ("row kind", summary.get("rows_kind")),
         ("rows by split", splits),
         ("sources", ", ".join(sources)),
         ("licence of the data", facts.data_licence),

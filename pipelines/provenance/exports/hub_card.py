@@ -34,7 +34,7 @@ def render_card(facts: VersionFacts) -> str:
         ("biases, risks, unsuitable uses", f"{UNKNOWN}; the provider states them"),
     ]
     use = [
-        ("kind of rows it was trained on", rows),
+        ("row kind in training", rows),
         ("intended use", f"{UNKNOWN}; the provider states it"),
         ("licence of the base model", facts.base_licence),
         ("licence of the training data", facts.data_licence),

@@ -123,8 +123,8 @@ def test_interval_of_kappa_covers_its_value() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"answers": ["one"]}, "expected two different texts"),
-        ({"answers": ["same", "same "]}, "expected two different texts"),
+        ({"answers": ["one"]}, "expected two different strings"),
+        ({"answers": ["same", "same "]}, "expected two different strings"),
         ({"label": "c"}, "has 'c' in label; expected a, b or tie"),
         ({"prompt": None}, "has no text in prompt"),
     ],
