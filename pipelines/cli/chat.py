@@ -259,7 +259,10 @@ def open_server(target: str, reporter: Reporter) -> Iterator[str]:
     if not alias.isdecimal():
         holder = servable_versions.resolve_alias(name, alias)
         if holder is None:
-            raise RegistryError(f"{name} has no version with the alias {alias}", hint="Promote a version first.")
+            raise RegistryError(
+                f"{name} has no version with the alias {alias}",
+                hint=f"Promote a version first: tuneline promote {name} --version N.",
+            )
         version = holder.version
     reporter.step(f"fetching the package of {name} version {version}")
     with servable_versions.open_package(name, version) as package, serve_package(package.path, reporter) as url:

@@ -19,6 +19,8 @@ def summarize(record: Record) -> list[str]:
     )
     if training["rows_seen"] < rows:
         trained += f", of which training saw {training['rows_seen']:,} ({training['rows_seen'] / rows:.0%})"
+    if training["best_step"] and training["best_step"] != training["steps"]:
+        trained += f"; the weights are from step {training['best_step']:,}, which has the lowest validation loss"
     missing = _list_unmeasured(record)
     return [
         f"{trained}.",
