@@ -141,7 +141,7 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
         "or contains only numbers and single letters."
     )
     kinds_note = "Counts cover all rows, including rejected rows. The report does not contain the values."
-    sets_table = render_table(["evaluation set", "rejected rows", "items", "cannot be found"], sets)
+    sets_table = render_table(["evaluation set", "rejected rows", "items", "unsearchable items"], sets)
     kinds_table = render_table(["kind", "found", "in rows", "action"], kinds)
     no_sets = "data_curation.decontamination.sets is empty: rows were not compared with evaluation items."
     return {

@@ -31,7 +31,8 @@ NO_INCUMBENT = {"metric": "held_out.loss", "against": "incumbent", "holds": True
 def build_record(gain: list[float], **training: Any) -> dict[str, Any]:
     rule = {"metric": "held_out.loss", "against": "base", "holds": gain[1] > 0, "gain": gain, "reason": "A gain."}
     suite = {"metric": "suite_harmful.refused", "against": "base", "holds": True, "gain": gain, "reason": "Safe."}
-    figures = {"epochs": 0.5, "rows_seen": 60, "validation_loss": 2.0, "validation_loss_before": 3.0}
+    figures = {"epochs": 0.5, "steps": 40, "best_step": 10, "rows_seen": 60}
+    figures |= {"validation_loss": 2.0, "validation_loss_before": 3.0}
     values = {"candidate": 2.0, "base": 2.5, "incumbent": None, "n": 40}
     return {
         "training": {**figures, "rows": {"train": 120, "truncated": 0, "without_answer": 0}, **training},
@@ -52,7 +53,8 @@ def build_record(gain: list[float], **training: Any) -> dict[str, Any]:
 )
 def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None:
     assert report_summary.summarize(build_record(gain)) == [
-        "Trained for 0.5 epochs on 120 rows of dataset-v3, of which training saw 60 (50%).",
+        "Trained for 0.5 epochs on 120 rows of dataset-v3, of which training saw 60 (50%); the weights are from step 10, "
+        "which has the lowest validation loss.",
         f"The candidate's loss on held-out text {comparison}.",
         "Not measured: the difference from an earlier version, because no incumbent exists.",
     ]

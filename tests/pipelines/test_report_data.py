@@ -38,4 +38,4 @@ def test_counts_of_the_evaluation_sets_are_on_the_page(tmp_path: Path, summary: 
     )
     page = report_page._render_data(report_data._describe_dataset(Artifact(tmp_path, manifest)))
     text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
-    assert re.findall(r"evaluation set rejected rows items cannot be found (.*?) No row", text) == row
+    assert re.findall(r"evaluation set rejected rows items unsearchable items (.*?) No row", text) == row
