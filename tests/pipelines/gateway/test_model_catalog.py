@@ -75,7 +75,7 @@ def test_a_server_that_stays_away_is_reported(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(triton_models, "CATALOG_SECONDS", 0.0)
         assert await models.list_models()
         monkeypatch.setattr(triton_models, "MAX_CATALOG_SECONDS", 0.0)
-        with pytest.raises(RequestError, match="does not answer"):
+        with pytest.raises(RequestError, match="does not respond"):
             await models.list_models()
         stub.is_down = False
         assert await models.list_models()
