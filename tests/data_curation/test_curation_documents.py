@@ -179,6 +179,12 @@ def test_front_matter_that_is_no_small_mapping_stays_text(yaml) -> None:
 
 def test_wrapped_prose_is_read_by_section_and_other_text_by_line(read_file) -> None:
     assert len(get_texts(read_file("prose.txt", WRAPPED_PROSE))) == 1
+    # Paragraphs of two lines below a title, as an editor breaks them at a fixed width.
+    short = "Pumps\n\nThe pump must be vented before it is started, because trapped\nair damages the seal.\n\n"
+    short += "A dry run voids the warranty of the whole installation, even if\nthe pump starts again.\n"
+    assert [text.count("\n\n") for text in get_texts(read_file("short.txt", short))] == [2]
+    titles = "What is a pump\nA pump moves water.\n\nWhat is a valve\nA valve stops water.\n"
+    assert not is_hard_wrapped(titles)
     lines = "One question per line?\nAn answer that ends with a full stop.\n\nAnother question?\nAnd its answer.\n" * 8
     assert not is_hard_wrapped(lines)
     assert len(get_texts(read_file("lines.txt", lines))) == 32

@@ -5,6 +5,7 @@ Every extractor yields blocks and other parts. `section_chunks` joins the blocks
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ MARKDOWN_KINDS: dict[str, BlockKind] = {
 
 # Hard-wrapped prose: an editor or an e-mail program has broken the lines of each paragraph at a fixed width.
 MIN_WRAPPED_LINES = 6  # fewer wrapped lines do not decide
+MIN_CONTINUED_LINES = 2  # wrapped lines whose sentence goes on in lower case decide even in a short text
 MIN_WRAPPED_WIDTH, MAX_WRAPPED_WIDTH = 40, 120  # characters of a wrapped line
 MIN_WRAPPED_SHARE = 0.8  # of the lines that are not the last of their paragraph
 MAX_SENTENCE_END_SHARE = 0.5  # a file with one sentence per line ends nearly all lines with a sentence
@@ -167,8 +169,12 @@ def _to_json_object(values: dict[Any, Any]) -> JsonObject:
 def is_hard_wrapped(sample: str) -> bool:
     """Return whether the beginning of a plain text is prose with paragraphs of several wrapped lines."""
     paragraphs = [block.strip("\n").split("\n") for block in re.split(r"\n[ \t]*\n", sample.replace("\r\n", "\n"))]
-    wrapped = [line.strip() for lines in paragraphs for line in lines[:-1]]
-    if len(paragraphs) < 2 or len(wrapped) < max(MIN_WRAPPED_LINES, len(paragraphs)):
+    pairs = [(line.strip(), after.strip()) for lines in paragraphs for line, after in itertools.pairwise(lines)]
+    wrapped = [line for line, _ in pairs]
+    continued = sum(after[:1].islower() for _, after in pairs)
+    has_many = len(wrapped) >= max(MIN_WRAPPED_LINES, len(paragraphs))
+    # Paragraphs of two lines have few wrapped lines beside titles and paragraphs of one line.
+    if len(paragraphs) < 2 or not (has_many or continued >= max(MIN_CONTINUED_LINES, len(wrapped) / 2)):
         return False
     wide = sum(MIN_WRAPPED_WIDTH <= len(line) <= MAX_WRAPPED_WIDTH for line in wrapped)
     ended = sum(SENTENCE_END.search(line) is not None for line in wrapped)
