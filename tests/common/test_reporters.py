@@ -147,6 +147,24 @@ def test_program_that_imports_ipython_is_no_notebook(monkeypatch: pytest.MonkeyP
     assert notebook.outputs == []
 
 
+def test_bar_without_a_total_shows_the_count_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    reporter = reporters.ProgressBarReporter()
+    reporter.step("asking")
+    reporter.progress(3500, None, "answers")
+    reporter.close()
+    text = capsys.readouterr().err
+    assert "3,500" in text
+    assert "/?" not in text
+    reporter = reporters.ProgressBarReporter()
+    reporter.step("asking")
+    reporter.progress(35, 4000, "answers")
+    reporter.close()
+    assert "35/4,000" in capsys.readouterr().err
+
+
 def test_quiet_reporter_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = reporters.create_console_reporter(quiet=True)
     reporter.step("work")

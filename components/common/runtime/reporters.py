@@ -183,7 +183,6 @@ class ProgressBarReporter:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
-            MofNCompleteColumn,
             Progress,
             SpinnerColumn,
             TextColumn,
@@ -196,7 +195,7 @@ class ProgressBarReporter:
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=self._console,
@@ -204,7 +203,11 @@ class ProgressBarReporter:
             redirect_stdout=False,  # a local run redirects it to a log meanwhile, and the result belongs there
         )
         self._resumed_at: int | None = None
-        self._task, self._name, self._began = self._progress.add_task("", rate="", total=None), "", time.monotonic()
+        self._task, self._name, self._began = (
+            self._progress.add_task("", count="", rate="", total=None),
+            "",
+            time.monotonic(),
+        )
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(self._prefix + escape_controls(text), style=style, highlight=False, markup=False)
@@ -218,14 +221,17 @@ class ProgressBarReporter:
             self._print(f"{self._name} ({time.monotonic() - self._began:.0f} s)", style="dim")
         self._name, self._began, self._resumed_at = name, time.monotonic(), None
         self._progress.start()
-        self._progress.reset(self._task, description=self._prefix + escape_controls(name), rate="", total=None)
+        self._progress.reset(
+            self._task, description=self._prefix + escape_controls(name), count="", rate="", total=None
+        )
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
         elapsed = time.monotonic() - self._began
         self._resumed_at = done if self._resumed_at is None else self._resumed_at
         is_counted = done > self._resumed_at and unit != "seconds"
         rate = f"{(done - self._resumed_at) / elapsed:.3g} {unit}/s" if is_counted else ""
-        self._progress.update(self._task, completed=done, total=total, rate=rate)
+        count = f"{done:,}/{total:,}" if total else f"{done:,}"
+        self._progress.update(self._task, completed=done, total=total, count=count, rate=rate)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         self._print(_format_metrics(values, step))
