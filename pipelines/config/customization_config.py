@@ -242,7 +242,9 @@ def load_customization(
             _apply_override(values, override)
     if resolve_paths:
         _make_paths_absolute(values, Path.cwd())
-    return parse_values(values, str(path) if path else "the configuration")
+    if path is None:
+        return parse_values(values, "the configuration")
+    return parse_values(values, str(path), [override.partition("=")[0].strip() for override in overrides])
 
 
 def has_sources(values: Values) -> bool:
@@ -307,12 +309,13 @@ def check_consistency(config: Customization, *, can_promote: bool = True) -> Non
             )
 
 
-def parse_values(values: Values, source: str) -> Customization:
+def parse_values(values: Values, source: str, overrides: Sequence[str] = ()) -> Customization:
     """Validate nested values and return them as a customization.
 
     Args:
         values: The sections by name, as parsed from YAML.
         source: The origin of the values, for error messages.
+        overrides: The keys whose values are from `--set`.
 
     Raises:
         ConfigurationError: a value is invalid.
@@ -320,6 +323,9 @@ def parse_values(values: Values, source: str) -> Customization:
     try:
         return Customization.model_validate(values)
     except ValidationError as error:
+        fields = [".".join(map(str, problem["loc"])) for problem in error.errors()]
+        if all(any(f"{field}.".startswith(f"{key}.") for key in overrides) for field in fields):
+            source = "--set"
         raise ConfigurationError(
             describe_validation_error(error, source, Customization),
             hint="See docs/reference/configuration.md, or run `tuneline init` to write a commented file.",

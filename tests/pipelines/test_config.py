@@ -54,6 +54,10 @@ def test_misspelled_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
         get_error_message(file=file) == f"{file}: fine_tuning.learning_rat: unknown key (did you mean learning_rate?)"
     )
     assert "(allowed: seed, data_curation," in get_error_message("xyz.x=1")
+    both = get_error_message("fine_tuning.epoch=2", file=file)
+    assert both.startswith(f"{file}: fine_tuning.learning_rat: unknown key")
+    file.write_text("fine_tuning:\n  learning_rate: 0.1\n")
+    assert get_error_message("fine_tuning.epoch=2", "seed=3", file=file).startswith("--set: fine_tuning.epoch: unknown")
 
 
 def test_key_of_another_tool_is_refused_with_the_key_of_that_meaning() -> None:
