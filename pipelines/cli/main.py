@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import typer
 import typer.main
 
+import tuneline
 from components.common.runtime import process_control
 from components.common.runtime.errors import (
     InterruptedRunError,
@@ -53,6 +55,13 @@ from pipelines.cli import (
 from pipelines.cli.application import app, print_text
 
 TYPER_INTERRUPT_CODE = 130  # typer's exit code for a KeyboardInterrupt
+# Only in an installation; a checkout has these pages in docs/, as the hints say.
+INSTALLED_PAGES = Path(tuneline.__file__).parent / "docs"
+# Commands of other tools, and the command that does this here.
+COMMANDS_OF_OTHER_TOOLS = {
+    "eval": "evaluate", "export": "package", "fine-tune": "finetune", "generate": "chat", "inference": "chat",
+    "prepare": "curate", "preprocess": "curate", "sft": "finetune", "train": "finetune", "tune": "finetune",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -87,7 +96,10 @@ def _convert_error(error: Exception, arguments: list[str]) -> TunelineError:
     """Convert an error of click or the operating system; print the traceback of any other error, which is a bug."""
     if hasattr(error, "format_message"):
         hint = "Run tuneline --help for the commands, tuneline COMMAND --help for their options."
-        return UsageError(error.format_message(), hint=hint)
+        message = error.format_message()
+        if arguments and message.startswith("No such command") and (known := COMMANDS_OF_OTHER_TOOLS.get(arguments[0])):
+            message = f"No such command '{arguments[0]}'. Did you mean '{known}'?"
+        return UsageError(message, hint=hint)
     paths = [Path(argument) for argument in arguments if not argument.startswith("-")]
     if translated := translate_system_error(error, [*paths, Path(DEFAULT_WORKDIR)]):
         return translated
@@ -107,11 +119,14 @@ def _convert_error(error: Exception, arguments: list[str]) -> TunelineError:
 def _report_error(error: TunelineError, arguments: list[str]) -> int:
     """Print an error for people, or as a JSON object for scripts, and return its exit code."""
     process_control.acknowledge_stop()
+    hint = error.hint
+    if INSTALLED_PAGES.exists():
+        hint = re.sub(r"\bdocs/(?=how-to/|reference/)", f"{INSTALLED_PAGES}/", hint)
     if "--json" in arguments:
-        print(json.dumps({"error": error.as_dict()}))
+        print(json.dumps({"error": {**error.as_dict(), "hint": hint}}))
     else:
         where = f"{error.stage}: " if error.stage else ""
         print(f"tuneline: {where}{error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
+        if hint:
+            print(f"  {hint}", file=sys.stderr)
     return error.exit_code

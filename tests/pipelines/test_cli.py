@@ -241,6 +241,19 @@ def test_text_error_is_printed_to_stderr_without_a_traceback(folder: Path) -> No
     )
 
 
+def test_command_of_another_tool_is_refused_with_the_command_of_that_meaning(folder: Path) -> None:
+    import typer.main
+
+    from pipelines.cli import application, main
+
+    command = typer.main.get_command(application.app)
+    assert set(main.COMMANDS_OF_OTHER_TOOLS.values()) <= set(command.commands)
+    assert not set(main.COMMANDS_OF_OTHER_TOOLS) & set(command.commands)
+    error = refusal(2, "train", cwd=folder)
+    assert error["message"] == "No such command 'train'. Did you mean 'finetune'?"
+    assert "'finetune'" in refusal(2, "finetun", cwd=folder)["message"]
+
+
 def test_doctor_lists_findings_and_hints(folder: Path) -> None:
     process = tuneline("doctor", "--json", cwd=folder)
     report = json.loads(process.stdout)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ from tests.pipelines.project import write_project
 from tuneline import release_version
 
 PACKAGES = ("tuneline", "components", "pipelines")
+PAGES = ("docs/how-to", "docs/reference")
 
 
 def build(source: Path, target: str, folder: Path) -> Path:
@@ -38,10 +40,10 @@ def list_package_files(wheel: Path) -> list[str]:
 
 
 def list_source_files() -> list[str]:
-    """Return the files of the packages that git tracks or does not ignore."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES]
+    """Return the files of the packages and the pages that git tracks or does not ignore, as they are in the wheel."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES, *PAGES]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-    return sorted(name for name in names if (ROOT / name).exists())
+    return sorted(name if name.startswith(PACKAGES) else f"tuneline/{name}" for name in names if (ROOT / name).exists())
 
 
 def test_wheel_has_every_file_of_the_packages_and_no_other(tmp_path: Path) -> None:
@@ -108,6 +110,11 @@ def test_installation_imports_its_own_packages(installation: Path, tmp_path: Pat
     assert version == f"tuneline {release_version.read_version()}\n"
     assert execute(installation, "tuneline", "init", "project", cwd=tmp_path).returncode == 0
     assert (tmp_path / "project" / "customization.yaml").exists()
+    error = json.loads(execute(installation, "tuneline", "run", "--set", "a.b=1", "--json", cwd=tmp_path).stdout)
+    page = re.search(r"See (\S+\.md)", error["error"]["hint"])
+    assert page is not None
+    assert installation in Path(page[1]).parents
+    assert Path(page[1]).exists()
 
 
 @pytest.mark.long
