@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 FOLDER = Path(__file__).parent / "static"
@@ -26,7 +26,7 @@ HEADERS = {
 
 
 def create_routes(*, has_feedback: bool) -> list[Route]:
-    """Return the routes of the page, its script and style, and /chat/config.json.
+    """Return the routes of the page, its script and style, and /chat/config.json; / leads to the page.
 
     Args:
         has_feedback: whether the gateway stores feedback; the page shows its buttons only then.
@@ -43,7 +43,11 @@ def create_routes(*, has_feedback: bool) -> list[Route]:
 
         return Route(path, send)
 
+    async def redirect(_: Request) -> Response:
+        return RedirectResponse("chat", headers=HEADERS)
+
     return [
+        Route("/", redirect),
         create_route("/chat", "chat.html"),
         create_route("/chat/chat.js", "chat.js"),
         create_route("/chat/chat.css", "chat.css"),

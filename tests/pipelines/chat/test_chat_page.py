@@ -27,6 +27,7 @@ def get(url: str) -> tuple[Message, str]:
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
+        ("/", "text/html"),  # leads to /chat
         ("/chat", "text/html"),
         ("/chat/chat.js", "text/javascript"),
         ("/chat/chat.css", "text/css"),
