@@ -308,6 +308,13 @@ def _format_estimate(estimate: dict[str, Any], budget: TeacherBudget) -> list[st
     ]
     if budget.input_price or budget.output_price:
         lines.append(f"cost: {estimate['cost']:,.4g}, at most {estimate['max_cost']:,.4g}")
+    if rejected := estimate["rejected"]:
+        counts = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
+        first = estimate["first_rejected"]
+        lines.append(
+            f"probe: {estimate['asked'] - sum(rejected.values())} of {estimate['asked']} answers accepted; rejected: {counts}"
+        )
+        lines.append(f"first rejected answer: {first['reason']}, {first['detail']}: {first['text']!r}")
     return lines
 
 

@@ -16,6 +16,7 @@ from pipelines.synthesis.teacher_budget import TeacherBudget, estimate_tokens
 ASSUMED_YIELD = 0.6
 ASSUMED_ANSWER_TOKENS = 120
 REPAIR_TOKENS = 60  # of the request to correct an answer, rounded up
+MAX_SHOWN_CHARACTERS = 200  # of a rejected answer
 JUDGE_PROMPT_TOKENS = 400  # of the judge's instruction and criteria, rounded up
 
 
@@ -34,6 +35,9 @@ class Estimate:
         cost: in the unit of the prices.
         max_cost: the cost if every task is asked, with all repairs, judgements and answers of the maximum length; at
             most the limit of the cost.
+        asked: the number of tasks of the probe; 0 without a probe.
+        rejected: the rejected answers of the probe by reason.
+        first_rejected: reason, detail and text of the first rejected answer; {} if none is rejected.
     """
 
     basis: str
@@ -45,6 +49,9 @@ class Estimate:
     seconds: float | None
     cost: float
     max_cost: float
+    asked: int
+    rejected: dict[str, int]
+    first_rejected: dict[str, str]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
@@ -99,6 +106,7 @@ def estimate_synthesis(
     needed = min(len(tasks), round(settings.rows / row_yield)) if row_yield else len(tasks)
     requests = round(needed * requests_per_task)
     input_tokens, output_tokens = round(requests * input_per_request), round(requests * output_per_request)
+    first = probe.rejected[0] if probe and probe.rejected else None
     return Estimate(
         "measured" if seconds is not None else "assumed",
         min(settings.rows, round(needed * row_yield)),
@@ -109,4 +117,7 @@ def estimate_synthesis(
         None if seconds is None else round(requests * seconds, 1),
         budget.compute_cost(input_tokens, output_tokens),
         max_cost if budget.max_cost is None else min(max_cost, budget.max_cost),
+        probe.asked if probe else 0,
+        probe.reasons if probe else {},
+        {"reason": first.reason, "detail": first.detail, "text": first.text[:MAX_SHOWN_CHARACTERS]} if first else {},
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipelines.command import refusal
+from tests.pipelines.command import refusal, tuneline
 from tests.pipelines.synthesis.documents import write_documents
 from tests.pipelines.synthesis.stand_in_teacher import Reply, answer_from_passage, build_reply, serve_teacher
 
@@ -110,6 +110,11 @@ def test_documents_without_text_and_unusable_answers_are_input_errors(folder: Pa
     with serve_teacher(lambda body: build_reply("I cannot help with that.")) as teacher:
         error = refuse(folder, 1, "--per-passage", 1, teacher=teacher.url)
         assert error["message"] == "no answer of stand-in passes the checks: 3 structure"
+        asked = ("synthesize", "docs", "-o", "probe", "--teacher", teacher.url, "--dry-run", "--probe", 2)
+        probe = tuneline(*asked, cwd=folder).stdout.splitlines()
+        assert probe[-2] == "probe: 0 of 2 answers accepted; rejected: 2 structure"
+        assert probe[-1].startswith("first rejected answer: structure, ")
+        assert probe[-1].endswith(": 'I cannot help with that.'")
         empty = refusal(1, "synthesize", "empty", "-o", "no", "--teacher", teacher.url, cwd=folder)
         assert empty["message"].startswith("the sources contain no passage: 1 unreadable, the first scan.pdf:1: ")
         (folder / "full").mkdir()
