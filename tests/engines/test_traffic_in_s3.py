@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +20,13 @@ from components.common.artifacts import hashing, object_storage
 from pipelines.capture import spool_upload, traffic_bucket, traffic_files
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.spool_upload import SpoolUploader
+from pipelines.config.customization_config import Customization
+from pipelines.runs import local_runner
 from tests.engines.s3_server import S3
+from tests.pipelines import test_drift
 from tests.pipelines.capture import traffic
-from tests.pipelines.command import COMMAND, answer, environment, refusal
+from tests.pipelines.command import COMMAND, answer, answer_in_process, environment, refusal
+from tests.pipelines.retraining import test_retraining
 
 pytestmark = pytest.mark.s3
 JANE = "jane"
@@ -218,3 +224,50 @@ def test_unusable_bucket_stops_the_start_with_the_cause(
     assert "is not permitted with these credentials" in get_cause(AWS_SECRET_ACCESS_KEY="another")
     assert "cannot be reached at http://127.0.0.1:9" in get_cause(AWS_ENDPOINT_URL="http://127.0.0.1:9")
     assert "requires credentials" in get_cause(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+
+
+registry, fake_embedder = test_retraining.registry, test_drift.fake_embedder
+
+
+def move_to_bucket(settings: CaptureSettings, folder: Path) -> None:
+    """Upload the captured files of a folder, as a gateway does, and delete the folder."""
+    spool = traffic_bucket.get_spool(settings)
+    shutil.copytree(folder, spool.folder, dirs_exist_ok=True)
+    shutil.rmtree(folder)
+    for path in spool.folder.glob("echo/*/*/*.jsonl"):
+        traffic_bucket.upload_file(spool, path)
+        path.unlink()
+
+
+def test_retraining_exports_from_the_bucket_and_an_erasure_withdraws_its_candidate(
+    registry: test_retraining.FakeRegistry, settings: CaptureSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipeline's run is replaced, as in the tests of `tuneline retrain`."""
+    traffic.load(tmp_path, bucket=settings.bucket)
+    move_to_bucket(settings, tmp_path / "traffic")
+    digest = settings.hash_subject("user 5").encode()
+    found = []
+
+    def run(customization: Customization, *_: object, **__: object) -> dict[str, Any]:
+        found.append(digest in traffic.read_stored_bytes(tmp_path / "retraining"))
+        if len(found) == 1:
+            answer("traffic", "erase", "--subject", "user 5", cwd=tmp_path)
+        return registry.run(customization)
+
+    monkeypatch.setattr(local_runner, "run", run)
+    cycle = answer_in_process(*test_retraining.COMMAND, cwd=tmp_path)["retraining"]
+    assert (found, cycle["decision"], registry.promoted) == ([True, False], "promoted", ["2"])
+    export = json.loads((Path(cycle["rows"]) / "export.json").read_text())
+    assert export["conversations"] + export["held_back"] == test_retraining.SUBJECTS - 1
+    assert not list((tmp_path / "traffic").glob("echo/*/*/*")), "the copy is not removed"
+
+
+@pytest.mark.usefixtures("fake_embedder")
+def test_drift_of_a_bucket_equals_that_of_a_folder(settings: CaptureSettings, tmp_path: Path) -> None:
+    test_drift.write_home(tmp_path, days=12, foreign_from=9)
+    command = ("traffic", "drift", *test_drift.OPTIONS)
+    expected = answer_in_process(*command, cwd=tmp_path)
+    traffic.load(tmp_path, bucket=settings.bucket)
+    move_to_bucket(settings, tmp_path / "traffic")
+    assert expected["alarm"]
+    assert answer_in_process(*command, cwd=tmp_path) == expected
