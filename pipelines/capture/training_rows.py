@@ -15,6 +15,7 @@ from pipelines.capture.traffic_files import Row
 from pipelines.capture.traffic_rows import COMPLETE
 
 SOURCE = "traffic"
+SAMPLED = "sampled"  # a key of feedback on an answer that was drawn at random, see `review_sample`
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def build_training_rows(row: Row, feedback: Mapping[str, Any] | None, *, include
         "rating": rating,
         "labels": (feedback or {}).get("labels") or [],
         "origin": "correction" if correction else "model",
+        **({SAMPLED: True} if correction and feedback and feedback.get(SAMPLED) else {}),
     }
     first = next((each["content"] for each in prompt if each.get("role") == "user"), "")
     key = hashing.digest(["conversation", first])

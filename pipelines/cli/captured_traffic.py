@@ -43,6 +43,9 @@ FeedbackFilesOption = Annotated[
 ]
 ModelFilterOption = Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")]
 
+SampledOption = Annotated[
+    bool, typer.Option("--sampled", help="Compare only by corrections of requests that `traffic sample` has drawn.")
+]
 UnratedOption = Annotated[bool, typer.Option("--unrated", help="Include answers without feedback, unchanged.")]
 
 traffic_app = typer.Typer(
@@ -155,17 +158,51 @@ def show_answer(
     print_result(found, as_json, lambda: _format_answer(found))
 
 
+@traffic_app.command("sample")
+def sample_traffic(
+    output: Annotated[Path, typer.Option("-o", "--output", help="New file for the sample.")],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Maximum number of requests, one per subject.")] = 100,
+    capture: CaptureFileOption = Path("capture.yaml"),
+    model: ModelFilterOption = "",
+    days: Annotated[
+        str,
+        typer.Option("--days", metavar="FROM..TO", help="Days (UTC), such as 2026-11-01..2026-11-14. Default: all."),
+    ] = "..",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw random requests for editors, who write the best answer as `correction`, without the model's answer.
+
+    Pass the edited file as another --feedback file. `tuneline retrain --sampled` compares the models by it.
+    """
+    from pipelines.capture import review_sample, row_selection
+
+    selection = row_selection.RowFilter(model, days=row_selection.parse_days(days, "--days"))
+    with locked_traffic(capture, []) as settings:
+        lines = review_sample.draw_sample(settings, selection, rows, seed)
+    review_sample.write_sample(lines, output)
+    result = {"output": str(output), "rows": len(lines)}
+    print_result(result, as_json, [f"{len(lines)} requests, one per subject, in {output}; write the corrections there"])
+
+
 def _check_choice(option: str, value: str, allowed: Sequence[str]) -> None:
     if value and value not in allowed:
         raise UsageError(f"{option} is {value!r}; expected {', '.join(allowed)}", hint=f"Correct {option}.")
 
 
 def read_latest_feedback(paths: list[Path]) -> dict[str, Mapping[str, Any]]:
-    """Return the feedback that counts by the answer's id."""
-    from pipelines.capture.training_rows import select_feedback
+    """Return the feedback that counts by the answer's id; personal data that editors wrote in a sample is masked."""
+    from components.common import personal_data
+    from pipelines.capture.training_rows import SAMPLED, select_feedback
     from pipelines.gateway.feedback import read_feedback
 
-    return select_feedback(line for path in paths for line in read_feedback(path))
+    lines = (line for path in paths for line in read_feedback(path))
+    return select_feedback(
+        {**line, "correction": personal_data.mask(line["correction"])}
+        if line.get(SAMPLED) and line.get("correction")
+        else line
+        for line in lines
+    )
 
 
 @traffic_app.command("compact")

@@ -28,6 +28,7 @@ from pipelines.cli.captured_traffic import (
     CaptureFileOption,
     FeedbackFilesOption,
     ModelFilterOption,
+    SampledOption,
     UnratedOption,
     locked_traffic,
     read_latest_feedback,
@@ -83,6 +84,7 @@ def retrain(
             "without a decision. 0: decide based on held-back traffic.",
         ),
     ] = 0.0,
+    sampled: SampledOption = False,
     include_unrated: UnratedOption = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     tracking_uri: TrackingUriOption = "",
@@ -148,7 +150,8 @@ def retrain(
         def export_rows() -> None:
             with locked_traffic(capture, feedback, changes=True) as traffic:
                 options = ExportOptions(model, include_unrated, held_back)
-                retraining.export_rows(state, cycle, traffic, read_latest_feedback(feedback), options)
+                latest = read_latest_feedback(feedback)
+                retraining.export_rows(state, cycle, traffic, latest, options, only_sampled=sampled)
 
         export_rows()
         while not cycle["run"]:
@@ -157,7 +160,8 @@ def retrain(
 
         def read_pairs() -> list[ShadowPair]:
             with locked_traffic(capture, feedback) as traffic:
-                return shadow_pairs.read_pairs(traffic, read_latest_feedback(feedback), model).pairs
+                latest, only_sampled = read_latest_feedback(feedback), cycle["shadow"]["sampled"]
+                return shadow_pairs.read_pairs(traffic, latest, model, only_sampled=only_sampled).pairs
 
         with open_workdir("retrain", as_json, workdir, tracking_uri, writes=True):
             retraining.decide(
@@ -168,6 +172,7 @@ def retrain(
                 now=traffic_files.now(),
                 shadow_days=shadow_days,
                 read_pairs=read_pairs,
+                only_sampled=sampled,
             )
     result = retraining.describe(check, cycle)
     print_result(result, as_json, _format_result(result))

@@ -14,6 +14,7 @@ from pipelines.cli.captured_traffic import (
     CaptureFileOption,
     FeedbackFilesOption,
     ModelFilterOption,
+    SampledOption,
     locked_traffic,
     read_latest_feedback,
     traffic_app,
@@ -28,6 +29,7 @@ def compare_shadow_answers(
     max_loss: Annotated[
         float, typer.Option("--max-loss", min=0, max=0.5, help="Tolerated loss, as a share of the score.")
     ] = 0.0,
+    sampled: SampledOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare captured answers of a shadow model with the answers that clients received, by their similarity to the corrections."""
@@ -36,7 +38,7 @@ def compare_shadow_answers(
     if not feedback:
         raise UsageError("--feedback is not set", hint="Add the gateway's feedback file: --feedback FILE.")
     with locked_traffic(capture, feedback) as settings:
-        found = shadow_pairs.read_pairs(settings, read_latest_feedback(feedback), model)
+        found = shadow_pairs.read_pairs(settings, read_latest_feedback(feedback), model, only_sampled=sampled)
     compared = shadow_pairs.compare_versions(found, max_loss=max_loss)
     result = {"shadow_answers": found.shadow_answers, "comparisons": compared}
     print_result(result, as_json, lambda: _format_comparisons(result))

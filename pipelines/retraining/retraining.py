@@ -30,6 +30,7 @@ from pipelines.capture import tombstones, traffic_export, traffic_files
 from pipelines.capture.exported_rows import HELD_BACK_FILENAME
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.traffic_export import ExportOptions
+from pipelines.capture.training_rows import SAMPLED
 from pipelines.config.customization_config import Customization
 from pipelines.retraining import pairwise_test, shadow_pairs
 from pipelines.retraining.pairwise_test import Comparison
@@ -124,13 +125,16 @@ def export_rows(
     settings: CaptureSettings,
     feedback: Mapping[str, Any],
     options: ExportOptions,
+    *,
+    only_sampled: bool = False,
 ) -> None:
     """Export the rows of a retraining, unless they were exported before. Call it under the lock of the traffic.
 
     If a subject of the exported rows was erased since, the rows are exported and the candidate is built again.
 
     Raises:
-        InputError: no captured answer gives a row, or no subject is held back.
+        InputError: no captured answer gives a row, no subject is held back, or with `only_sampled`, no held-back request
+            was drawn at random and corrected.
     """
     folder = (state.folder / f"{cycle['number']:04}" / "rows").absolute()
     now = traffic_files.now()
@@ -146,6 +150,13 @@ def export_rows(
         raise InputError(
             f"no subject is held back: all {exported.conversations} answers become training rows",
             hint="Increase --held-back, or wait for feedback from more subjects.",
+        )
+    held = map(json.loads, (folder / HELD_BACK_FILENAME).read_text(encoding="utf-8").splitlines())
+    if only_sampled and not any(row["meta"].get(SAMPLED) for row in held):
+        shutil.rmtree(folder)
+        raise InputError(
+            "no held-back request was drawn by `tuneline traffic sample` and corrected",
+            hint="Correct more sampled requests, pass their file with --feedback, or increase --held-back.",
         )
     cycle.update(rows=str(folder), exported=now.isoformat())
     state.save()
@@ -180,24 +191,29 @@ def build_candidate(
     state.save()
 
 
-def compare_answers(evaluation: Path, held_back: Path, max_loss: float) -> Comparison:
-    """Compare candidate and champion on the held-back requests, one pair per subject.
+def compare_answers(evaluation: Path, held_back: Path, max_loss: float, *, only_sampled: bool = False) -> Comparison:
+    """Compare candidate and champion on the held-back requests, or on those drawn at random, one pair per subject.
 
     The answers of a subject resemble each other: their mean is one pair. The order of the pairs is that of the subjects'
     hashes, which do not depend on the scores. Without a champion, the candidate is compared with its base model.
+
+    Raises:
+        InputError: rows were erased during the run.
     """
     import pyarrow.parquet as parquet
 
     rows = parquet.read_table(evaluation / "predictions.parquet", filters=[("task", "=", TASK)]).to_pylist()
     lines = held_back.read_text(encoding="utf-8").splitlines() if held_back.exists() else []
-    groups = {row["id"]: row[traffic_export.GROUP] for row in map(json.loads, lines)}
+    held = {row["id"]: row for row in map(json.loads, lines)}
     other = "incumbent_scores" if rows and rows[0].get("incumbent_scores") else "base_scores"
     by_group: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        if row["id"] not in groups:
+        if row["id"] not in held:
             raise InputError(f"rows were erased from {held_back} during the run", hint="Run the same command again.")
+        if only_sampled and not held[row["id"]]["meta"].get(SAMPLED):
+            continue
         candidate, champion = (json.loads(row[name])[METRIC] for name in ("candidate_scores", other))
-        by_group[groups[row["id"]]].append((candidate - champion) / METRIC_MAXIMUM)
+        by_group[held[row["id"]][traffic_export.GROUP]].append((candidate - champion) / METRIC_MAXIMUM)
     differences = [fmean(values) for _, values in sorted(by_group.items())]
     return pairwise_test.compare(differences, max_loss=max_loss)
 
@@ -211,6 +227,7 @@ def decide(
     now: datetime,
     shadow_days: float = 0.0,
     read_pairs: ReadPairs = tuple,
+    only_sampled: bool = False,
 ) -> None:
     """Compare the candidate with the champion, and promote it by the registry's policy if it is better.
 
@@ -223,6 +240,7 @@ def decide(
         shadow_days: days in which a candidate that is not worse on held-back traffic is compared by live shadow answers;
             the retraining then remains unfinished. 0: held-back traffic decides.
         read_pairs: returns the pairs of the captured traffic in the order of their corrections.
+        only_sampled: compare only by held-back requests that were drawn at random.
     """
     verdict, version = cycle["run"]["verdict"], cycle["run"]["mlflow"]["model_version"]
     outcome: tuple[str, str] | None
@@ -231,9 +249,8 @@ def decide(
     elif cycle.get("shadow"):
         outcome = _decide_by_shadow(state, cycle, customization, now, read_pairs())
     else:
-        comparison = compare_answers(
-            Path(cycle["run"]["artifacts"]["evaluation"]), Path(cycle["rows"]) / HELD_BACK_FILENAME, max_loss
-        )
+        evaluation, held_back = Path(cycle["run"]["artifacts"]["evaluation"]), Path(cycle["rows"]) / HELD_BACK_FILENAME
+        comparison = compare_answers(evaluation, held_back, max_loss, only_sampled=only_sampled)
         cycle["comparison"] = asdict(comparison)
         has_shadow = shadow_days > 0 and comparison.decision != "worse"
         champion = registry.get_registered(customization.model_registry.name, version) if has_shadow else None
@@ -244,6 +261,7 @@ def decide(
                 "since": now.isoformat(timespec="seconds"),
                 "until": until.isoformat(timespec="seconds"),
                 "max_loss": max_loss,
+                "sampled": only_sampled,
                 "salt": secrets.token_hex(16),
                 "pairs": [],
                 "comparison": None,

@@ -55,15 +55,22 @@ class ShadowPairs:
     pairs: list[ShadowPair]
 
 
-def read_pairs(settings: CaptureSettings, feedback: Feedback, model: str = "") -> ShadowPairs:
+def read_pairs(
+    settings: CaptureSettings, feedback: Feedback, model: str = "", *, only_sampled: bool = False
+) -> ShadowPairs:
     """Return the pairs whose client answer has a correction. Call it under the lock of the captured traffic.
 
     Args:
         settings: the capture file.
         feedback: the feedback that counts by the answer's id.
         model: name of the model that answered the clients; "": all models.
+        only_sampled: leave out corrections of answers that were not drawn at random.
     """
-    corrected = {name: line for name, line in feedback.items() if line.get("correction")}
+    corrected = {
+        name: line
+        for name, line in feedback.items()
+        if line.get("correction") and (line.get(training_rows.SAMPLED) or not only_sampled)
+    }
     answers: dict[str, Row] = {}
     shadows: dict[str, Row] = {}
     count = 0

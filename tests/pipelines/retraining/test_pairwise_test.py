@@ -71,6 +71,9 @@ def test_equal_model_with_other_mistakes_passes_if_only_mistakes_are_corrected()
     is_wrong = generator.random((200, 2, 1000)) < 0.2  # runs × models × requests
     runs = [1.0 - candidate[champion] for champion, candidate in is_wrong]
     assert [compare(list(differences)).decision for differences in runs] == ["better"] * 200
+    # A random sample has the answers that the champion got right, too.
+    sampled = [compare(list(champion.astype(float) - candidate)).decision for champion, candidate in is_wrong]
+    assert sampled.count("better") <= 0.05 * len(sampled)
 
 
 def test_evidence_of_preferences_equals_that_of_the_canary() -> None:

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from pipelines.capture import erasure, traffic_files
 from pipelines.capture.traffic_export import ExportOptions
 from pipelines.cli.captured_traffic import read_latest_feedback
 from pipelines.config.customization_config import Customization
+from pipelines.gateway.feedback import erase_feedback
 from pipelines.retraining import retraining
 from pipelines.runs import local_runner
 from tests import kubernetes_schemas
@@ -321,6 +323,46 @@ def test_shadow_answers_are_compared_by_version(tmp_path: Path, registry: FakeRe
     (tmp_path / "feedback.jsonl").write_text("")
     assert "none belongs to a corrected answer" in run_in_process(*command, cwd=tmp_path).stdout
     assert "--feedback is not set" in refusal(2, "traffic", "compare", cwd=tmp_path)["message"]
+
+
+def test_models_are_compared_by_a_random_sample_that_editors_correct(tmp_path: Path, registry: FakeRegistry) -> None:
+    settings = traffic.load(tmp_path)
+    again = traffic.build_row(900, settings.hash_subject("user 1"), int(traffic.DAY.timestamp()))
+    unusable = traffic.build_row(901, settings.hash_subject("tools"), int(traffic.DAY.timestamp()))
+    del unusable["request"]["messages"]
+    traffic.write_sealed(settings, traffic.DAY, [again, unusable])
+    draw = ("traffic", "sample", "--rows", 40, "-o")
+    assert answer_in_process(*draw, "sample.jsonl", cwd=tmp_path)["rows"] == 40
+    text = (tmp_path / "sample.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert "answer " not in text, "the editor does not see the model's answer"
+    assert {line["messages"][-1]["role"] for line in lines} == {"user"}
+    assert (tmp_path / "sample.jsonl").stat().st_mode & 0o077 == 0
+    everyone = answer_in_process("traffic", "sample", "--rows", 1000, "--seed", 1, "-o", "all.jsonl", cwd=tmp_path)
+    assert everyone["rows"] == SUBJECTS
+    other = [json.loads(line)["id"] for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert other[:40] != [line["id"] for line in lines]
+    assert refusal(2, *draw, "sample.jsonl", cwd=tmp_path)["kind"] == "output_occupied"
+    assert "can be corrected" in refusal(1, *draw, "x", "--days", "2020-01-01", cwd=tmp_path)["message"]
+
+    options = ("--feedback", "sample.jsonl", "--sampled")
+    assert "no held-back request was drawn" in refusal(1, *COMMAND, *options, cwd=tmp_path)["message"]
+    assert registry.runs == []
+    for line in lines:
+        line["correction"] = "Write to jane.doe@example.com."
+    (tmp_path / "sample.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cycle = retrain(tmp_path, *options, *SHADOW)["retraining"]
+    held_back = (Path(cycle["rows"]) / "held_back.jsonl").read_text()
+    sampled = {row["id"] for row in map(json.loads, held_back.splitlines()) if row["meta"].get("sampled")}
+    assert sampled <= {line["id"] for line in lines}
+    assert cycle["comparison"]["pairs"] == len(sampled) < len(held_back.splitlines())
+    assert "jane.doe" not in held_back
+    shadow(tmp_path, 100, 30, BETTER)
+    assert retrain(tmp_path, *SHADOW)["retraining"]["shadow"]["pairs"] == [], "these requests were not drawn"
+    compared = answer_in_process("traffic", "compare", "--feedback", "feedback.jsonl", "--sampled", cwd=tmp_path)
+    assert (compared["shadow_answers"], compared["comparisons"]) == (30, [])
+    erasure.erase(settings, "user 2", "dpo", [partial(erase_feedback, tmp_path / "sample.jsonl")], seal_seconds=0)
+    assert '"chatcmpl-2"' not in (tmp_path / "sample.jsonl").read_text()
 
 
 def interrupt(home: Path, registry: FakeRegistry) -> dict[str, Any]:
