@@ -106,7 +106,8 @@ class Run:
 def create_run(workdir: Workdir) -> Run:
     """Create the folder of a new run; names sort by time."""
     folder = workdir.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    folder.mkdir(parents=True)
+    # An NFS server that restarts repeats a call whose answer was lost: an existing folder of this name is the new one.
+    folder.mkdir(parents=True, exist_ok=True)
     run = Run(folder)
     try:
         run.update(status="running", **_identify_process(), started=time.time())

@@ -23,6 +23,22 @@ from pipelines.runs import run_folder
 from tests.pipelines.processes import hear_interrupts, left_of, marker_variable
 
 
+def test_folder_of_a_new_run_survives_a_lost_answer_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted NFS server executes a repeated `mkdir` again, which then reports that the folder exists."""
+    mkdir = os.mkdir
+
+    def make_twice(path: Path, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        mkdir(path, mode)
+
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(os, "mkdir", make_twice)
+    run = run_folder.create_run(Workdir(tmp_path))
+    assert run.read()["status"] == "running"
+
+
 def test_second_run_in_a_workdir_is_refused(tmp_path: Path) -> None:
     lock_script = (
         "import sys, time; from pathlib import Path; from components.common.workspace.artifact_store import Workdir; from pipelines.runs import run_folder\n"
