@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import shutil
 import subprocess
 import sys
@@ -36,7 +35,9 @@ QUESTIONS_PER_DAY = 50  # the smallest window of the drift check
 LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, SHADOW_DAY, LAST_DAY = 4, 5, 7, 9, 10, 12
 CLIENTS, SHADOW_CLIENTS, ANSWER_TOKENS, TIMEOUT_SECONDS = 16, 4, 16, 300
 HELD_BACK = 0.2
-MIXING_WEIGHTS = "{traffic: 0.62, team: 0.24, safety: 0.14}"
+# The hash of a simulated user decides whether the user is held back. In service, the key is random and secret.
+SUBJECT_KEY = "0" * 64
+MIXING_WEIGHTS = "{traffic: 0.54, team: 0.20, safety: 0.12, instructions: 0.14}"
 LEARNING_RATE = "4.0e-4"  # at 3e-4, no answer has the form of the corrections
 ROUTES = """routes:
   tuneline:
@@ -200,10 +201,10 @@ def prepare(flywheel: Flywheel) -> Json:
     questions = read_questions(folder, TEXT_AND_DATA)[:TRAINING_QUESTIONS]
     rows = [{"prompt": each.text, "completion": each.documentation, "source": "team"} for each in questions]
     (folder / "team.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (folder / "subject.key").write_text(secrets.token_hex(32), encoding="utf-8")
+    (folder / "subject.key").write_text(SUBJECT_KEY, encoding="utf-8")
     (folder / "subject.key").chmod(0o600)
     (folder / "routes.yaml").write_text(ROUTES, encoding="utf-8")
-    for name in ("customization.yaml", "capture.yaml", "safety.jsonl"):
+    for name in ("customization.yaml", "capture.yaml", "safety.jsonl", "instructions.jsonl"):
         shutil.copy(Path(__file__).with_name(name), folder)
     settings = (folder / "capture.yaml").read_text(encoding="utf-8")
     (folder / "gateway-capture.yaml").write_text(settings.replace("folder: traffic", "folder: captured"))
