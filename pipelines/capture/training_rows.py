@@ -67,6 +67,7 @@ def build_training_rows(row: Row, feedback: Mapping[str, Any] | None, *, include
         "repository_sha256": facts.get("repository_sha256") or "",
         "day": str(datetime.fromtimestamp(row["timestamp"], UTC).date()),
         "rating": rating,
+        "max_tokens": row["request"].get("max_completion_tokens") or row["request"].get("max_tokens"),
         "labels": (feedback or {}).get("labels") or [],
         "origin": "correction" if correction else "model",
         **({SAMPLED: True} if correction and feedback and feedback.get(SAMPLED) else {}),

@@ -184,6 +184,10 @@ def build_candidate(
     traffic_export.add_exported_rows(extended, rows)
     # An erasure does not rewrite evaluations, so they contain no texts of captured traffic.
     task = Generation(name=TASK, data=str(rows / HELD_BACK_FILENAME), metrics=[METRIC], store_texts=False)
+    # The clients received no longer answers. A request without a limit has that of the task.
+    held_back = map(json.loads, (rows / HELD_BACK_FILENAME).read_text(encoding="utf-8").splitlines())
+    longest = max(row["meta"].get("max_tokens") or task.max_new_tokens for row in held_back)
+    task.max_new_tokens = min(task.max_new_tokens, longest)
     extended.evaluation = extended.evaluation.model_copy(update={"tasks": [*extended.evaluation.tasks, task]})
     extended.model_registry = extended.model_registry.model_copy(update={"auto_promote": False})
     result = run(extended)

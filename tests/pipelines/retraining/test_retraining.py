@@ -155,6 +155,19 @@ def test_better_candidate_is_promoted_once(tmp_path: Path, registry: FakeRegistr
     assert "no trigger" in run_in_process(*COMMAND, cwd=tmp_path).stdout
 
 
+@pytest.mark.parametrize(("limits", "expected"), [([None, 16], 128), ([16, 24], 24), ([500, 500], 128)])
+def test_held_back_answers_are_no_longer_than_the_clients_requested(
+    tmp_path: Path, registry: FakeRegistry, limits: list[int | None], expected: int
+) -> None:
+    for path in (tmp_path / "traffic").glob("echo/*/*/*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for number, row in enumerate(rows):
+            row["request"]["max_tokens"] = limits[number % 2]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    retrain(tmp_path)
+    assert registry.runs[0].evaluation.tasks[-1].max_new_tokens == expected
+
+
 @pytest.mark.parametrize(
     ("gain", "verdict", "options", "decision"),
     [
