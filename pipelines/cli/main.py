@@ -59,7 +59,7 @@ TYPER_INTERRUPT_CODE = 130  # typer's exit code for a KeyboardInterrupt
 INSTALLED_PAGES = Path(tuneline.__file__).parent / "docs"
 # Commands of other tools, and the command that does this here.
 COMMANDS_OF_OTHER_TOOLS = {
-    "eval": "evaluate", "export": "package", "fine-tune": "finetune", "generate": "chat", "inference": "chat",
+    "eval": "evaluate", "fine-tune": "finetune", "generate": "chat", "inference": "chat",
     "prepare": "curate", "preprocess": "curate", "sft": "finetune", "train": "finetune", "tune": "finetune",
 }  # fmt: skip
 

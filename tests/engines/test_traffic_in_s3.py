@@ -230,17 +230,23 @@ registry, fake_embedder = test_retraining.registry, test_drift.fake_embedder
 
 
 def move_to_bucket(settings: CaptureSettings, folder: Path) -> None:
-    """Upload the captured files of a folder, as a gateway does, and delete the folder."""
+    """Upload the captured files of a folder, as a gateway does, and delete them."""
     spool = traffic_bucket.get_spool(settings)
-    shutil.copytree(folder, spool.folder, dirs_exist_ok=True)
-    shutil.rmtree(folder)
-    for path in spool.folder.glob("echo/*/*/*.jsonl"):
-        traffic_bucket.upload_file(spool, path)
-        path.unlink()
+    for path in sorted(folder.glob("echo/*/*/*.jsonl")):
+        spooled = spool.folder / path.relative_to(folder)
+        spooled.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(spooled)
+        traffic_bucket.upload_file(spool, spooled)
+        spooled.unlink()
+    shutil.rmtree(folder / "echo")
 
 
 def test_retraining_exports_from_the_bucket_and_an_erasure_withdraws_its_candidate(
-    registry: test_retraining.FakeRegistry, settings: CaptureSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: test_retraining.FakeRegistry,
+    s3_server: S3,
+    settings: CaptureSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The pipeline's run is replaced, as in the tests of `tuneline retrain`."""
     traffic.load(tmp_path, bucket=settings.bucket)
@@ -255,7 +261,7 @@ def test_retraining_exports_from_the_bucket_and_an_erasure_withdraws_its_candida
         return registry.run(customization)
 
     monkeypatch.setattr(local_runner, "run", run)
-    cycle = answer_in_process(*test_retraining.COMMAND, cwd=tmp_path)["retraining"]
+    cycle = answer_in_process(*test_retraining.COMMAND, cwd=tmp_path, **s3_server.environment())["retraining"]
     assert (found, cycle["decision"], registry.promoted) == ([True, False], "promoted", ["2"])
     export = json.loads((Path(cycle["rows"]) / "export.json").read_text())
     assert export["conversations"] + export["held_back"] == test_retraining.SUBJECTS - 1
@@ -263,11 +269,11 @@ def test_retraining_exports_from_the_bucket_and_an_erasure_withdraws_its_candida
 
 
 @pytest.mark.usefixtures("fake_embedder")
-def test_drift_of_a_bucket_equals_that_of_a_folder(settings: CaptureSettings, tmp_path: Path) -> None:
+def test_drift_of_a_bucket_equals_that_of_a_folder(s3_server: S3, settings: CaptureSettings, tmp_path: Path) -> None:
     test_drift.write_home(tmp_path, days=12, foreign_from=9)
     command = ("traffic", "drift", *test_drift.OPTIONS)
     expected = answer_in_process(*command, cwd=tmp_path)
     traffic.load(tmp_path, bucket=settings.bucket)
     move_to_bucket(settings, tmp_path / "traffic")
     assert expected["alarm"]
-    assert answer_in_process(*command, cwd=tmp_path) == expected
+    assert answer_in_process(*command, cwd=tmp_path, **s3_server.environment()) == expected
