@@ -118,9 +118,9 @@ def _plot_similarities(reason: str, similarities: Sequence[float]) -> str:
         f"{step * SIMILARITY_STEP / 100:.2f}–{(step + 1) * SIMILARITY_STEP / 100:.2f}": counts[step]
         for step in range(min(counts), 100 // SIMILARITY_STEP)
     }
-    measure = "similarity to the kept row. Context that recurs across rows, such as a system prompt, does not count."
+    measure = "similarity to the kept row. Context that recurs across rows, such as a system prompt, is ignored."
     if reason == SEMANTIC_DUPLICATE.name:
-        measure = "cosine similarity to the kept row, the lower one of prompts and answers."
+        measure = "cosine similarity to the kept row: the lower of the similarities of the prompts and of the answers."
     caption = f"{reason}: {measure}"
     return plot_bars(bars, x="rows", caption=caption, colours=dict.fromkeys(bars, ORANGE))
 
@@ -137,12 +137,12 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
     ]
     sets_note = (
         "A row that shares a word n-gram or a whole question with an item is rejected; its detail in rejected.parquet "
-        "identifies the item. An item cannot be found by its question if the question is too short, is a common phrase, "
+        "identifies the item. An item is unsearchable by its question if the question is too short, is a common phrase, "
         "or contains only numbers and single letters."
     )
-    kinds_note = "Counts cover all rows, including rejected rows. The report does not contain the values."
+    kinds_note = "Counts cover all rows, including rejected rows. The report does not show the values."
     sets_table = render_table(["evaluation set", "rejected rows", "items", "unsearchable items"], sets)
-    kinds_table = render_table(["kind", "found", "in rows", "action"], kinds)
+    kinds_table = render_table(["kind", "found", "rows", "action"], kinds)
     no_sets = "data_curation.decontamination.sets is empty: rows were not compared with evaluation items."
     return {
         "Evaluation sets": sets_table + render_paragraph(sets_note, "soft") if sets else render_paragraph(no_sets),

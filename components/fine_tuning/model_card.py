@@ -50,7 +50,7 @@ def render_card(
     if config.mixing.is_active:
         draws = sum(share["seen"] for share in summary["sources"])
         distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
-        seen = ("examples seen", f"{draws:,} draws of {distinct:,} of {summary['examples']:,} examples, {epochs}")
+        seen = ("examples seen", f"{distinct:,} of {summary['examples']:,} examples in {draws:,} draws, {epochs}")
     losses = {"training loss, last step": summary["train_loss"]}
     for key in ("validation_loss_before", "validation_loss"):
         if summary[key] is not None:
@@ -77,8 +77,8 @@ def render_card(
             *((item.kind, f"`{item.content_sha256}` {uri}") for item, uri in zip(inputs, uris, strict=True)),
             (
                 "training rows",
-                f"{rows['train']:,}, {rows['truncated']:,} of them truncated: {rows['cut_tokens']:,} tokens, "
-                f"{rows['cut_share']:.1%} of all, were cut off; {rows['without_answer']:,} more omitted",
+                f"{rows['train']:,}, of which {rows['truncated']:,} are truncated by a total of {rows['cut_tokens']:,} "
+                f"tokens ({rows['cut_share']:.1%} of all); {rows['without_answer']:,} more rows are omitted",
             ),
             seen,
             ("tokens seen", f"{summary['tokens']:,}"),

@@ -68,12 +68,12 @@ def render_report(
     seen = f"{min(summary['rows_seen'], rows['train']):,} of {rows['train']:,} training rows"
     if draws:
         distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
-        seen = f"{distinct:,} of {summary['examples']:,} examples, {draws:,} draws"
+        seen = f"{distinct:,} of {summary['examples']:,} examples in {draws:,} draws"
     sentences = [
-        f"Trained on {summary['learned']} of {seen}, {summary['epochs']:.2f} epochs; "
-        f"{rows['truncated']:,} rows were truncated at {config.max_length} tokens: {rows['cut_tokens']:,} tokens, "
-        f"{rows['cut_share']:.1%} of all, were cut off. {rows['without_answer']:,} other "
-        "rows were left out, because they have no token to learn within that length."
+        f"Trained for {summary['epochs']:.2f} epochs on {summary['learned']} of {seen}. "
+        f"{rows['truncated']:,} rows were truncated to {config.max_length} tokens, which removed "
+        f"{rows['cut_tokens']:,} tokens ({rows['cut_share']:.1%} of all). {rows['without_answer']:,} other rows were "
+        "skipped, because they have no token to learn within that length."
     ]
     if config.packing:
         sentences.append(f"The rows were packed into {summary['examples']:,} rows of {config.max_length} tokens.")
@@ -97,7 +97,7 @@ def render_report(
         "Gradient": _plot(log, ("gradient_norm",), "norm", f"Norm before clipping to {config.max_grad_norm:g}."),
         "Learning rate": _plot(log, ("learning_rate",), "learning rate", f"Schedule: {config.schedule}."),
         "Speed": _plot(
-            log, ("tokens_per_second",), "tokens per second", "Excludes padding, validations and checkpoints."
+            log, ("tokens_per_second",), "tokens per second", "Excludes padding tokens and the time for validation and checkpoints."
         )
         + html_report.render_table(["metric", "value"], [list(item) for item in speed.items()]),
         "Compute settings": "".join(html_report.render_paragraph(reason) for reason in summary["choices"]),

@@ -26,7 +26,7 @@ def render(
     if proof:
         text = (
             "A Triton server loaded this package. Its greedy answers match those of transformers before packaging, "
-            "complete and streamed, with one client and with eight concurrent clients."
+            "both complete and streamed, with one client and with eight concurrent clients."
         )
         figures = {
             "Triton": proof.server_version,

@@ -53,13 +53,13 @@ def describe(summary: Json) -> str:
     first, following = summary["first_version"], summary["next_version"]
     held_back, shadow = summary["comparison"], summary["shadow_comparison"]
     return (
-        "Users' questions moved to another part of Python's standard library. "
-        f"The drift check raised an alarm on day {summary['find_drift']['alarm_day']}. "
-        f"{summary['corrections']} corrected answers gave {summary['training_rows']} rows for version {following}. "
+        "Users' questions shifted to another part of Python's standard "
+        f"library. The drift check raised an alarm on day {summary['find_drift']['alarm_day']}. "
+        f"{summary['corrections']} corrected answers yielded {summary['training_rows']} training rows for version {following}. "
         f"Compared with version {first}, it was {held_back['decision']} on {held_back['pairs']} held-back questions "
         f"and {shadow['decision']} on {shadow['pairs']} live ones that it answered as a shadow, and was "
         f"{summary['decision']}. "
-        f"The following days raise {'an' if summary['check_again']['alarm'] else 'no'} alarm against the new reference."
+        f"On the days after that, the drift check raised {'an' if summary['check_again']['alarm'] else 'no'} alarm against the new reference."
     )
 
 
@@ -77,8 +77,8 @@ def render(steps: Mapping[str, Json]) -> str:
     tests = {"held-back questions": summary["comparison"], "live questions (shadow)": summary["shadow_comparison"]}
     comparison = html_report.plot_intervals(
         {name: (test["mean_difference"], test["low"], test["high"]) for name, test in tests.items()},
-        x=f"chrF with the correction, {versions[1]} − {versions[0]}, from −1 to 1",
-        caption="Mean over the users, and the interval that holds at all times together with 95%.",
+        x=f"difference in chrF against the correction, {versions[1]} − {versions[0]} (−1 to 1)",
+        caption="Mean over the users with its 95% confidence sequence, which is valid after any number of pairs.",
     )
     for each in steps["promote"]["result"]["answers"]:
         texts = (each.get(name) or "" for name in ("reference", "incumbent_answer", "candidate_answer"))
@@ -91,8 +91,8 @@ def render(steps: Mapping[str, Json]) -> str:
         "Comparison": comparison,
         "Duration": html_report.plot_bars(seconds, x="seconds", caption="Duration of each step on this machine."),
         "Simulated parts": html_report.render_paragraph(
-            "Users, editors and days are simulated. The gateway captured with the clock of this machine; the rows were "
-            "then copied to the simulated days. A model of this size learns the form of the corrections, few facts. "
+            "Users, editors and days are simulated. The gateway captured the requests with this machine's clock; the "
+            "rows were then copied to the simulated days. A model of this size learns the form of the corrections, but few of their facts. "
             f"Answers are cut after {ANSWER_TOKENS} tokens."
         ),
     }

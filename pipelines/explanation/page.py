@@ -21,7 +21,7 @@ WORDS_LIMITS = (
 )
 DELETION = (
     "Loss of the answer's log-probability in nats. A good ranking loses much when its top {unit}s are removed, and little "
-    "when only they are kept. The deletion favours the leave-one-out ranking, which uses the same kind of deletion."
+    "when only they are kept. This comparison favours the leave-one-out ranking, which removes {unit}s in the same way."
 )
 ROWS_SHOW = (
     "A training step on one of these rows raises the probability of the answer; an effect that several rows share is "
@@ -29,7 +29,7 @@ ROWS_SHOW = (
 )
 ROWS_LIMITS = (
     "Not shown: whether a row caused the answer, which only retraining without the row can show; the base model's prior "
-    "knowledge; rows that were not scored. Compare the scores with the column shared words, which finds many of the same rows without the model."
+    "knowledge; rows that were not scored. Compare the scores with the shared words column, which ranks many of the same rows high without using the model."
 )
 
 

@@ -29,7 +29,7 @@ def format_cluster(result: Json) -> list[str]:
         f"cluster   {_count(result['nodes'], 'node')} with {result['gpus']} × {result['gpu']}, queue {result['queue']}"
         + ("" if result["keeps_up"] else "; the queue grows because the cluster cannot keep up with the demand"),
         f"weekly    {weekly['demand']:g} customizations requested; capacity with {who}: {_format_cases(capacity)}, "
-        f"{capacity['drawn']:g} for a mixture of these cases",
+        f"{capacity['drawn']:g} for a mix of these cases",
         f"wait      for GPUs: mean {wait['mean']:g}, P50 {wait['p50']:g}, P90 {wait['p90']:g}, P99 "
         f"{wait['p99']:g} hours",
         f"use       {shares['gpus']:.1%} of the GPUs, {shares['read']:.1%} of the read rate, {shares['write']:.1%} of the "
@@ -82,7 +82,7 @@ def render_report(request: ClusterRequest, result: Json) -> str:
             "Waiting time": plot
             if any(size["p90"] for size in measured)
             else html_report.render_paragraph(
-                "With each of these numbers of nodes, at least 90% of customizations do not wait for GPUs."
+                "At each of these node counts, at least 90% of customizations start without waiting for GPUs."
             ),
             "Capacity": html_report.plot_lines(
                 weekly, x="nodes", y="customizations per week", caption="Customizations per week: demand and capacity."

@@ -163,7 +163,7 @@ def _plot_curves(runs: Sequence[Json]) -> str:
                 series[run["run"]] = ([x for x, _ in points], [y for _, y in points])
         if series:
             title = "Training loss" if name == "train_loss" else "Validation loss"
-            caption = f"{title} by optimizer step; the objectives of the runs define it."
+            caption = f"{title} by optimizer step, as defined by each run's objective."
             plots += html_report.plot_lines(series, x="optimizer step", y="loss", caption=caption)
     return plots
 
@@ -173,7 +173,7 @@ def _render_metrics(comparison: Json) -> str:
         return html_report.render_paragraph("No run has an evaluation.", "soft")
     names = [run["run"] for run in comparison["runs"]]
     note = (
-        "Columns of each run: the candidate's value; the 95% confidence interval of candidate − base; the "
+        "Columns for each run: the candidate's value; the 95% confidence interval of candidate − base; the "
         "difference from the first run's candidate with its 95% confidence interval, by paired bootstrap over the items of both runs. "
         "The intervals are not corrected for multiple comparisons."
     )

@@ -63,7 +63,7 @@ def _list_unmeasured(record: Record) -> list[str]:
     if any(rule["against"] == "incumbent" for rule in skipped):
         missing.append("the difference from an earlier version, because no incumbent exists")
     if any(rule["against"] != "incumbent" for rule in skipped):
-        missing.append("parts of the test rows, because they have too few items")
+        missing.append("some slices of the test rows, because they have too few items")
     if not any(rule["metric"].startswith(SUITE_PREFIX) for rule in rules):
         missing.append("regressions on other text, because the regression suite is off")
     if record["package"] is None:

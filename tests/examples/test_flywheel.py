@@ -83,7 +83,7 @@ def test_page_tells_the_story_of_the_results() -> None:
     for expected in (
         "The drift check raised an alarm on day 10.",
         "225 corrected answers gave 130 rows for version 2",
-        "The following days raise no alarm",
+        "On the days after that, the drift check raised no alarm",
         "e-value 48.5; the threshold is 20",
         "better on held-back questions: decided after 31 of 87 pairs",
         "better, decided after 14 of 50 pairs",

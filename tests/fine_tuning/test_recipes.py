@@ -468,7 +468,7 @@ def test_model_card_lists_data_recipe_losses_and_licences(
         datasets["sft"].sha256,
         "| validation loss |",
         "| optimizer steps | 6",
-        "24, 0 of them truncated: 0 tokens, 0.0% of all, were cut off; 0 more omitted",
+        "24, of which 0 are truncated by a total of 0 tokens (0.0% of all); 0 more rows are omitted",
     ):
         assert expected in text
     assert str(tiny.parent) not in text

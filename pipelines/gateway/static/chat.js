@@ -1,4 +1,4 @@
-// The chat page. Texts of models become text nodes, never HTML.
+// The chat page. Model output is inserted as text nodes, never as HTML.
 "use strict";
 
 const KEY = "tuneline-key";
@@ -25,7 +25,7 @@ async function call(path, body, signal) {
     response = await fetch(path, {method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal});
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ShownError("The server does not answer. Check that it is running.");
+    throw new ShownError("The server does not respond. Check that it is running.");
   }
   if (response.ok) return response;
   let detail = "";
@@ -192,7 +192,7 @@ class Column {
       if (!answer.isDone) throw new ShownError("The connection closed before the answer was complete.");
     } catch (error) {
       if (error.name === "AbortError") answer.finish = "stopped";
-      else answer.error = error instanceof ShownError ? error : new ShownError(`The connection ended: ${error.message}.`);
+      else answer.error = error instanceof ShownError ? error : new ShownError(`The connection was lost: ${error.message}.`);
     }
     answer.ended = performance.now();
     draw();

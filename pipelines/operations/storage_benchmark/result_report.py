@@ -106,7 +106,7 @@ def format_plan(plan: BenchmarkPlan, path: Path) -> list[str]:
     return [
         *(f"{format_bytes(size):>9}  {name}" for name, size in plan.list_files().items()),
         f"{format_bytes(sum(plan.list_files().values())):>9}  written in a subfolder of {path}, and removed at the end",
-        f"{seconds / 60:>6.1f} min  estimate for a storage of {ASSUMED_BYTES_PER_SECOND / 1e9:g} GB/s, including all measurements of the search",
+        f"{seconds / 60:>6.1f} min  estimated for storage that sustains {ASSUMED_BYTES_PER_SECOND / 1e9:g} GB/s, including all measurements of the search",
     ]
 
 

@@ -35,7 +35,7 @@ COLUMNS = {
     "meta": "Additional values of the source, as JSON.",
     "prompt": "The conversation before the answers.",
     "chosen": "The preferred answer.",
-    "rejected": "The other answer.",
+    "rejected": "The rejected answer.",
     "completion": "The answer.",
     "label": "Whether the answer is desired.",
     "text": "The text.",

@@ -50,12 +50,12 @@ def render_dossier(facts: VersionFacts) -> Dossier:
         f"Partly filled: {', '.join(items[PARTIAL]) or 'none'}. Open: {', '.join(items[OPEN]) or 'none'}.",
         "The items follow Annex IV (high-risk AI systems) and Annex XI (general-purpose AI models) of Regulation (EU) "
         "2024/1689 as published on 12 July 2024, in tuneline's wording. Check the text in force, and determine which annex applies. "
-        "This document is evidence from the lineage of the model, not legal advice.",
+        "This document presents evidence from the model's lineage; it is not legal advice.",
         f"Model `{version.model_sha256}`, registered at {version.registered_at}.",
     ]
     if facts.missing_links:
         missing = "\n".join(f"- {link.title} `{link.sha256}`" for link in facts.missing_links)
-        head.append(f"Artifacts that were not found, so their facts are unknown:\n\n{missing}")
+        head.append(f"These artifacts were not found; their facts are therefore unknown:\n\n{missing}")
     return Dossier("\n\n".join([*head, *sections]) + "\n", items)
 
 
@@ -95,7 +95,7 @@ def _list_identity(facts: VersionFacts) -> Facts:
     return [
         ("model", f"{version.name}, version {version.version}, `{version.model_sha256}`"),
         ("registered at", version.registered_at),
-        ("previous champion that it was compared with", incumbent),
+        ("previous champion, used for comparison", incumbent),
         ("tuned from", facts.base_name),
     ]
 
@@ -195,7 +195,7 @@ def _list_curation(facts: VersionFacts) -> Facts:
         ("unreadable rows", rows.get("quarantined")),
         ("rejected rows by reason", (rejected or "none") if rows else None),
         ("near-duplicate threshold", config.get("near_duplicate_threshold")),
-        ("personal data found, with the action", None if personal is None else found or "none"),
+        ("personal data found, and action taken", None if personal is None else found or "none"),
     ]
 
 
@@ -239,7 +239,7 @@ def _list_formats(facts: VersionFacts) -> Facts:
     length = facts.architecture.get("max_position_embeddings")
     return [
         ("modality", "text"),
-        ("input and output", "text as tokens of the model's tokenizer"),
+        ("input and output", "text, tokenized by the model's tokenizer"),
         ("context length in tokens", length),
     ]
 

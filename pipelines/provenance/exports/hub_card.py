@@ -31,11 +31,11 @@ def render_card(facts: VersionFacts) -> str:
         ("truncated training rows", format_number((training.get("rows") or {}).get("truncated"))),
         ("evaluated items", format_number(facts.evaluation.get("items"))),
         ("languages", ", ".join(_list_languages(facts)) or UNKNOWN),
-        ("biases, risks, unsuitable uses", f"{UNKNOWN}; the provider states them"),
+        ("biases, risks, unsuitable uses", f"{UNKNOWN}; to be stated by the provider"),
     ]
     use = [
         ("row kind in training", rows),
-        ("intended use", f"{UNKNOWN}; the provider states it"),
+        ("intended use", f"{UNKNOWN}; to be stated by the provider"),
         ("licence of the base model", facts.base_licence),
         ("licence of the training data", facts.data_licence),
     ]
@@ -114,7 +114,7 @@ def _read_training_card(facts: VersionFacts) -> str:
 def _render_evaluation(facts: VersionFacts) -> Iterator[str]:
     rows = list(list_score_rows(facts))
     yield render_table("Evaluation", SCORE_HEAD, rows) if rows else f"## Evaluation\n\n{UNKNOWN}"
-    yield ("\n".join(f"- {format_line(reason)}" for reason in facts.reasons) or "Reasons of the verdict: unknown")
+    yield ("\n".join(f"- {format_line(reason)}" for reason in facts.reasons) or "Reasons for the verdict: unknown")
 
 
 SCORE_HEAD = ["metric", "slice", "model", "base", "incumbent", "model − base, 95% interval", "items"]
