@@ -8,7 +8,7 @@ replace: pairs of texts, old and new. merge: fields that override those of an ob
 {{- $images := .root.Values.images }}{{ $site := .root.Values.site }}
 {{- $pairs := list }}
 {{- with .team }}
-{{- /* A marker stands for the namespace while the name of the team is replaced: the namespace may contain team-a. */}}
+{{- /* A marker replaces the namespace while the team's name is substituted, because the namespace may contain team-a. */}}
 {{- $pairs = list
   (list "namespace: team-a" "namespace: @namespace@") (list "metadata.name: team-a" "metadata.name: @namespace@")
   (list "namespace=\"team-a\"" "namespace=\"@namespace@\"") (list "resourceNames: [team-a]" "resourceNames: [@namespace@]")
@@ -36,7 +36,7 @@ replace: pairs of texts, old and new. merge: fields that override those of an ob
 {{- end }}
 {{- end }}
 
-{{/* Print one object with the labels of the release, in `namespace` if it names none and is not of the cluster. Data survives `helm uninstall`. */}}
+{{/* Print one object with the labels of the release. A namespaced object that sets no namespace gets `namespace`. Data survives `helm uninstall`. */}}
 {{- define "tuneline.print" -}}
 {{- $cluster := list "Namespace" "PersistentVolume" "StorageClass" "ClusterRole" "ClusterRoleBinding" "ClusterQueue" "ResourceFlavor"
   "WorkloadPriorityClass" "ClusterTrainingRuntime" "ValidatingAdmissionPolicy" "ValidatingAdmissionPolicyBinding" }}
