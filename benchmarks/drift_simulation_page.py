@@ -50,7 +50,7 @@ Embeddings are mean input embeddings of the demo's model ({embedding_ms:.2f} ms 
 
 LIMITS = """## Limits
 
-- There are few runs: the standard error of a share is up to 50% divided by the square root of their number.
+- There are few runs: the standard error of a share is up to 50% divided by the square root of the number of runs.
 - The guarantee without drift is a theorem for independent prompts; the simulation checks the code. It does not hold for similar prompts from one source.
 - A far topic differs more from the demo's questions than most changes in real traffic.
 - A near topic is hard to detect, because the questions have few forms and differ only in names.
@@ -80,7 +80,7 @@ def write_page(results: Mapping[str, Runs], path: Path, facts: dict[str, Any]) -
         small=SYNTHETIC_WINDOW,
     )
     goals = [
-        f"Goal: at most {alarm.ALPHA:.0%} of the clean runs alarm within {HORIZON} windows: "
+        f"Goal: at most {alarm.ALPHA:.0%} of the clean runs raise an alarm within {HORIZON} windows: "
         f"{met(alarms <= alarm.ALPHA * count)} ({alarms} of {count} runs; the 95% upper bound of the rate is "
         f"{beta.ppf(0.95, alarms + 1, count - alarms):.0%}).\n"
     ]
@@ -90,7 +90,7 @@ def write_page(results: Mapping[str, Runs], path: Path, facts: dict[str, Any]) -
             soon = sum(delay <= GOAL_WINDOWS for delay in delays)
             total = len(results[name].alarms)
             goals.append(
-                f"Goal: {name} is found within {GOAL_WINDOWS} windows in at least 90% of the runs: "
+                f"Goal: {name} drift is detected within {GOAL_WINDOWS} windows in at least 90% of the runs: "
                 f"{met(soon >= 0.9 * total)} ({soon} of {total} runs).\n"
             )
     parts = [
@@ -139,7 +139,7 @@ def _show_drift(results: Mapping[str, Runs]) -> str:
     head = [
         "case",
         "runs",
-        "found within 2 windows",
+        "detected within 2 windows",
         "within 3",
         "within 5",
         "median windows",

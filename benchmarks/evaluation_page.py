@@ -188,4 +188,4 @@ def _together(results: dict[str, Any]) -> str:
 
 def _memory(results: dict[str, Any]) -> str:
     cost = results["cost"]
-    return f"\nAll measurements ran in one process, which took {cost['wall']:,.0f} s and at most {cost['rss'] / MIB:,.0f} MiB.\n"
+    return f"\nAll measurements ran in one process, which took {cost['wall']:,.0f} s and used at most {cost['rss'] / MIB:,.0f} MiB.\n"

@@ -15,6 +15,7 @@ from components.evaluation.config import MAX_HARMED_SHARE
 
 GOAL = 0.07
 DEFAULT, STRICT = ITEM_LOSSES
+METHOD_LABELS = {"before": "earlier bound", "gate": "Gaffke (the gate's)"}
 
 HEAD = """# Promotion gate, simulated
 
@@ -22,9 +23,9 @@ HEAD = """# Promotion gate, simulated
 acceptance), an equal model, and a better model. [Evaluation](../how-to/evaluation.md#statistics) describes the bounds.
 
 The rule is `max_loss: {max_loss}` with 95% confidence. The true mean difference is exactly −{max_loss} for false acceptance,
-0 for an equal model, and +{better} for a better model. Each case has {trials:,} trials, but a quarter as many for equal
-and better models. {samples:,} weightings of the items, shared by all trials, approximate the gate's exact bound. A
-measured 5% has a standard error of 0.7%. `max_item_loss` is {loss:g} nats per token, the default of `held_out.loss`, and 1
+0 for an equal model, and +{better} for a better model. Each case has {trials:,} trials; equal and better models have a
+quarter as many. {samples:,} weightings of the items, shared by all trials, approximate the gate's exact bound. A
+measured rate of 5% has a standard error of 0.7%. `max_item_loss` is {loss:g} nats per token, the default of `held_out.loss`, and 1
 for right and wrong answers. A catastrophe is a loss of `max_item_loss` on one item; all other items are slightly better, so that the mean stays the same.
 """
 
@@ -52,7 +53,7 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         f"Goal: false acceptance of at most {GOAL:.0%} in every case: {met(worst <= GOAL)} (worst {worst:.1%}; "
         f"{results.find_worst('before'):.1%} with the earlier bound).\n",
         "![false acceptance and power by distribution](images/benchmarks-gate.svg)\n",
-        "## False acceptance\n\nEarlier bound → present bound, by number of items.\n",
+        "## False acceptance\n\nFalse acceptance with the earlier bound → with the present bound, by number of items.\n",
         _compare(results.false_acceptance[DEFAULT]),
         f"For metrics in nats per token, the rule requires {_count_required_items()} items. Without this minimum, as for "
         f"`min_gain: 0`, the worst false acceptance is {results.find_worst(BOUND_ALONE):.1%}.\n",
@@ -110,7 +111,7 @@ def _show_power(results: Results, max_item_loss: float) -> str:
 def _compare_methods(results: Results) -> str:
     rows = [
         [
-            "Gaffke (the gate's)" if method == "gate" else method,
+            METHOD_LABELS.get(method, method),
             f"{results.find_worst(method):.1%}",
             *(f"{results.average_power(method, items):.0%}" for items in SIZES),
         ]

@@ -33,7 +33,7 @@ The embedded SmolLM2-135M learns 20 made-up facts in two forms each (40 rows): L
 CASES = """### {title}
 
 A row: "{row_question}" → "{row_answer}". A question: "{question}" → "{answer}". Loss of the questions' answers: {before:.2f} → {after:.2f} nats per token.
-The gradients of all rows take {share:.2f} of the training's CPU time.
+Computing the gradients of all rows takes {share:.2f} of the CPU time of training.
 """
 
 READING = """## How to read this
@@ -74,7 +74,7 @@ def render(cases: Sequence[CaseResult], words: Sequence[WordResult], retrainings
         _compare_rankings(words),
         _describe_sharing(words),
         table_of(
-            ("question", "answer", "highest words"),
+            ("question", "answer", "highest-scored words"),
             [(one.question, one.answer, ", ".join(one.top_words)) for one in words],
         ),
     ]

@@ -77,9 +77,9 @@ ENTRY = 16  # bytes: a 64-bit bucket and a 64-bit row
 ASKED = """Consequences:
 
 - Memory: {fits}. `data_curation.engine: ray` distributes the preparation of rows and the search for candidates. One machine compares the
-  candidates exactly and assigns the splits; its memory follows this line.
-- A corpus too large for one machine: divide it by source or language, with one `data_versioning.name` per part. A row in two parts stays in
-  both. Curating it in several rounds does not help, because rows of earlier versions have the same cost.
+  candidates exactly and assigns the splits; its memory follows the fit above.
+- A corpus too large for one machine: divide it by source or language, with one `data_versioning.name` per part. A row that occurs in two
+  parts stays in both. Curating it in several rounds does not help, because rows of earlier versions have the same cost.
 - CPU time is divided among cores, because chunks of rows are independent: {cores} cores take {hours} for the two sizes above.
 - Shared disk: every row has {count} entries of {entry} bytes (bucket and row), {bands} in total. A worker processes one band at a time, so
   {count} can work at once.
@@ -234,7 +234,7 @@ def _curation(part: dict[str, Any]) -> str:
     table = table_of(head, [_run(run) for run in part["runs"]])
     made = part["corpus"]
     mean = made["characters"] / made["documents"]
-    text = f"{made['documents']:,} documents of the same kind, {mean:.0f} characters on average, from JSONL to the dataset's files.\n"
+    text = f"{made['documents']:,} documents of the same kind, {mean:.0f} characters on average, processed from JSONL to the dataset's files.\n"
     goals = [
         f"Goal for the default: {SPEED:,} documents per CPU second: {met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
         for run in part["runs"][:1]
@@ -277,7 +277,7 @@ def _profile(part: dict[str, Any]) -> str:
         )
     if profile := part["profile"]:
         whole = sum(profile.values())
-        texts.append("By module, with the overhead of cProfile; a library's time counts for its caller:\n")
+        texts.append("By module, including the overhead of cProfile; the time of a library is attributed to its caller:\n")
         rows = [
             [f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"]
             for name, seconds in profile.items()

@@ -158,7 +158,7 @@ def _line(row: dict[str, Any]) -> str:
 def _notes() -> list[str]:
     return [
         "Loss: cross-entropy per token for sft and text, the objective's own loss for dpo and kto. Losses of dpo and kto start at 0.693 and",
-        "0.5 if the model equals its reference. With p_tuning and prompt_tuning it does not, because untrained virtual tokens change the model.",
+        "0.5 if the model equals its reference. With p_tuning and prompt_tuning they differ, because untrained virtual tokens change the model.",
         "Reward margin: how much more strongly than its base model the tuned model prefers chosen to rejected answers.",
     ]
 

@@ -234,7 +234,7 @@ def _texts(results: dict[str, Any]) -> str:
         ]
         for one in results["texts"]
     ]
-    head = ["", "clients", "prompt tokens", "answers", "differ from alone", f"differ from {GENERATE}", "too short"]
+    head = ["", "clients", "prompt tokens", "answers", "differ from one client's", f"differ from {GENERATE}", "too short"]
     return f"## Answers\n\nsha256 of the prompts `{results['sha256'][:16]}`.\n\n" + table_of(head, rows)
 
 

@@ -58,7 +58,7 @@ The causes given here are assumptions. FLOPs: the published rate of Qwen3 30B on
 Speeds outside their band:
 
 - The kernel launch time was derived from Qwen's runs at 256 tokens. These runs therefore do not test it.
-- Each run is predicted from the others, so the slowest and the fastest run of a small group miss.
+- Each run is predicted from the others, so the slowest and the fastest run of a small group miss their band.
 - Mixture-of-experts models: five combinations of GPU, precision and model have only one or two runs each. Treat their band as unknown.
 - ml-engineering at 8k tokens: the host's optimizer step takes about two seconds, which longer rows hide. The formula
   does not include this time.

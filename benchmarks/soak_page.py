@@ -18,7 +18,7 @@ HEAD = """# An hour of load
 gateway, the server and each model's process. The model is `{model}` ({parameters:.0f}M parameters, float32, {threads} thread(s)).
 
 The official OpenAI client with an API key sends {rate:g} requests per second on average (a Poisson process, seed {seed}) for {minutes:g} minutes,
-as many as in a day with one every {seconds:.0f} seconds. They are completions and chats, whole or streamed. Some are sampled with a seed, some are constrained
+as many as one every {seconds:.0f} seconds in a day. They are completions and chats, whole or streamed. Some are sampled with a seed, some are constrained
 to a JSON schema, and some come from clients that hang up early. Prompts have 8 to 256 tokens, answers up to 64.
 Each answer is compared with the first one to the same request.
 """

@@ -26,7 +26,7 @@ MEASURES = """- **useful tokens**: tokens without padding; **padding**: its shar
 - **CPU s**: CPU seconds of all threads in that time. Waiting threads spin, which increases the CPU time on a busy machine, except with `--threads 1`
 - **peak memory**: PSS of all processes of the command
 - **held-out loss**: cross-entropy of the answers' tokens in nats, on {held_out} rows that no system trained on, by one evaluator. The base
-  model has {base:.4f}
+  model's loss is {base:.4f}
 """
 
 
@@ -117,8 +117,8 @@ def markdown(results: dict[str, Any], plot: str) -> str:
 
 def _data(data: dict[str, Any]) -> str:
     return (
-        f"The rows are the first {data['rows']:,} of `{data['name']}` with one question and one answer of together at most "
-        f"{data['max_length']} tokens: {data['tokens']:,} tokens, {data['tokens'] / data['rows']:.0f} per row. {data['left_out']:,} of "
+        f"The rows are the first {data['rows']:,} of `{data['name']}` with one question and one answer that have at most "
+        f"{data['max_length']} tokens in total: {data['tokens']:,} tokens, {data['tokens'] / data['rows']:.0f} per row. {data['left_out']:,} of "
         f"{data['read']:,} are longer and were left out, because each system truncates differently. sha256 `{data['sha256'][:16]}`.\n"
     )
 
@@ -187,7 +187,7 @@ def _startup(rows: list[dict[str, Any]]) -> str:
                     *(f"{parts[n]:.1f}" if n in parts else "" for n in ("import", "load", "prepare")),
                 ]
             )
-    told = "From the command to the first step, including tokenization and packing; by part if the system reports it.\n"
+    told = "The time from the command to the first step, including tokenization and packing, with its parts if the system reports them.\n"
     return "## Startup\n\n" + told + "\n" + table_of(head, lines)
 
 

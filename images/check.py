@@ -213,7 +213,7 @@ def stand_in(workdir: Path, figures: Figures) -> None:
 
 
 def collect_wheels(image: str, workdir: Path, figures: Figures) -> None:
-    """Collect all packages of the image as wheels for this Python, so that it can be built without an index, as in an air gap."""
+    """Collect all packages of the image as wheels for this Python, so that it can be built without an index, as in an air-gapped environment."""
     wanted, wheels = stated(containerfile(image)), workdir / "wheels"
     pinned = (ROOT / "embedded.txt").read_text(encoding="utf-8").splitlines()
     alone = [line.split()[0] for line in pinned if line.partition("==")[0] in wanted["EMBEDDED"].split()]
@@ -459,11 +459,11 @@ PAGE = """# Images built and run
 {date}, commit {commit}, {processor}, {cores} cores with a load of {load}, {gib:.0f} GiB, Python {python}.
 
 buildah built the images without a registry, on a stand-in for the public base image: Debian 12, made by mmdebstrap, with
-{packages}. All packages came from a folder of wheels, as in an air gap.
+{packages}. All packages came from a folder of wheels, as in an air-gapped environment.
 
 In each image, the user was {uid}:{gid} without other groups or capabilities. Writes failed
 ({tried}), except to `/tmp`, `/dev/shm` and the volume.
-A connection that works outside also failed ({connecting}). The labels contained the version and commit.
+A connection that works outside the container also failed ({connecting}). The labels contained the version and commit.
 
 Under these limits, each image ran its stage on {lines} lines and a tiny model. The digests equal those of the same commands run outside:
 

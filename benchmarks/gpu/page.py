@@ -30,14 +30,14 @@ random weights, which cost the same as trained ones. Texts are the documentation
 on all linear layers, without dropout, in bfloat16.
 
 Tokens are those of the rows, without padding. Rates cover the steps after the first {warmup}: for tuneline their mean,
-including the wait for rows; for TRL the median, which leaves out its slow steps. MFU is
-4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](../how-to/fine-tuning.md#tested-devices)), over
+including the wait for rows; for TRL the median, which leaves out its slow steps. MFU counts
+4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](../how-to/fine-tuning.md#tested-devices)), relative to
 {peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
 """
 
 CHANGES = """## What these measurements changed
 
-- **Decoding** replays CUDA graphs: 16 clients had 500 tokens/s and a GPU in use for 39% of the time before. The graphs
+- **Decoding** replays CUDA graphs: before, 16 clients received 500 tokens/s, and the GPU was in use for 39% of the time. The graphs
   end with the logits, so each request keeps its own sampler. Requests with equal settings are sampled together.
 - **Attention** of long rows of equal lengths runs in cuDNN: forward and backward of 16,384 tokens take 2.3 ms per layer
   instead of 4.0 with rows of 2,048 tokens, and 7.6 instead of 12.7 with rows of 8,192.
@@ -97,7 +97,7 @@ def _list_runs(results: Results) -> str:
     runs = sorted({result["run"] for result in results.values()})
     missing = [f"`{stage.name}`" for stage in plan.list_stages("gpu") if stage.name not in results]
     sentences = (
-        ["One run."] if len(runs) == 1 else [f"{len(runs)} runs on machines of this kind; compare cases of one run."]
+        ["One run."] if len(runs) == 1 else [f"{len(runs)} runs on machines of this kind; compare only cases of the same run."]
     )
     if missing:
         sentences.append(f"Not measured yet: {', '.join(missing)}.")
@@ -159,7 +159,7 @@ def _tabulate_training(results: Results) -> str:
     )
     ratios = f"Compared with plain TRL in the same run: {full:.2f} × with rows of full length, {packed:.2f} × with packed rows."
     if results["machine"]["versions"].get("flash_attn") is None:
-        ratios += "\nWithout flash-attn, transformers separates packed rows by a mask. TRL inherits it; tuneline's `varlen` avoids it."
+        ratios += "\nWithout flash-attn, transformers separates packed rows by a mask. TRL inherits this mask; tuneline's `varlen` avoids it."
     return f"{table}\n{ratios}\n"
 
 
@@ -186,8 +186,8 @@ def _describe_serving(results: Results) -> str:
         for clients, rate in serving["rates"].items()
     ]
     return (
-        "The python backend's generator compared with transformers' `generate`, which answers one request at a time with\n"
-        f"{serving['plain_tokens_per_second']:.0f} tokens/s: prompts of 256 tokens, answers of 128, both in one process\n"
+        "The table compares the python backend's generator with transformers' `generate`, which answers one request at a time at\n"
+        f"{serving['plain_tokens_per_second']:.0f} tokens/s. Prompts have 256 tokens, answers 128; both run in one process\n"
         f"without Triton. The cache holds {serving['cache_tokens']:,} tokens, half of the "
         f"{serving['free_bytes_before'] / GB:.0f} GB that the weights leave free.\n\n"
         + table_of(["clients", "tokens/s", "÷ generate", "GPU use", "sampled tokens/s"], rows)
@@ -201,8 +201,8 @@ def _describe_scoring(results: Results) -> str:
     score = results["score"]
     rows = [[name, f"{engine['seconds']:.3f}"] for name, engine in score["engines"].items()]
     return (
-        f"{score['requests']:,} likelihoods of four continuations per question, 8B, bfloat16, compared with lm-eval's HFLM with the\n"
-        f"same loaded model: {score['ratio']:.2f} × as fast as with its best batch size, in a run of less than a second. The\n"
+        f"{score['requests']:,} likelihoods of four continuations per question, 8B, bfloat16. With the same loaded model, tuneline is\n"
+        f"{score['ratio']:.2f} × as fast as lm-eval's HFLM at its best batch size, in a run of less than a second. The\n"
         f"log-likelihoods differ by {score['median_difference']:.2f} nats in the median; neither was compared with float32.\n\n"
         + table_of(["engine", "seconds"], rows)
     )

@@ -82,7 +82,7 @@ PEERS = (
         "text-dedup",
         "run_text_dedup.py",
         "0.4.1",
-        "14 × 9 (its own choice for 0.7 of 128)",
+        "14 × 9 (chosen by text-dedup for threshold 0.7 and 128 permutations)",
         "minhash: num_perm 128, threshold 0.7, ngram_size 5, num_proc 1",
         TEXT_DEDUP,
         (3, 12),
