@@ -289,7 +289,7 @@ def _line(row: dict[str, Any]) -> str:
     if "error" in row:
         return str(row["error"])
     each = row["cpu"] / row["tokens"] * 1000
-    return f"{tuning_page.rate(row):.1f} tokens/s, {each:.1f} CPU s a 1,000 tokens, {row['cost']['pss'] / 2**20:,.0f} MiB, {row['losses']}"
+    return f"{tuning_page.rate(row):.1f} tokens/s, {each:.1f} CPU s per 1,000 tokens, {row['cost']['pss'] / 2**20:,.0f} MiB, {row['losses']}"
 
 
 def held_out_losses(measured: list[dict[str, Any]], arena: Arena) -> dict[str, float]:

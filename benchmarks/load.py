@@ -121,11 +121,11 @@ def prompts_of(path: Path) -> list[Fields]:
         found = [json.loads(line) if path.suffix == ".jsonl" else {"text_input": line} for line in lines]
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}", hint="Give a text file, or .jsonl with one object of inputs a line."
+            f"{path} cannot be read: {error}", hint="Give a text file, or .jsonl with one object of inputs per line."
         ) from None
     if not found or any(not isinstance(one, dict) for one in found):
         raise UsageError(
-            f"{path} holds no requests", hint='Give one prompt a line, or objects such as {"text_input": "Hello"}.'
+            f"{path} holds no requests", hint='Give one prompt per line, or objects such as {"text_input": "Hello"}.'
         )
     return found
 

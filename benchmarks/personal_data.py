@@ -115,7 +115,7 @@ class Score:
                 f"| {kind} | {self.annotated[kind]:,} | {self.found[kind]:,} | {self.right[kind]:,} | {recall} | {precision} |"
             )
         cost = self.seconds / max(self.texts, 1) * 1e6
-        return "\n".join([*lines, "", f"{self.texts:,} texts, {cost:.0f} µs of CPU a text"])
+        return "\n".join([*lines, "", f"{self.texts:,} texts, {cost:.0f} µs of CPU per text"])
 
 
 def _same(a: Span, b: Span) -> bool:
@@ -182,7 +182,7 @@ def compare_phone_engines(paths: list[Path], texts: int, seed: int) -> str:
     corpora["generated, named"] = list(generate_phones(SAID["phone"], texts, seed))
     corpora["generated, not named"] = list(generate_phones(UNSAID, texts, seed))
     lines = [
-        "| texts | engine | annotated | found | right | recall | precision | µs a text |",
+        "| texts | engine | annotated | found | right | recall | precision | µs per text |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for corpus, rows in corpora.items():
@@ -271,7 +271,7 @@ def main() -> None:
         print(compare_phone_engines(given.files, given.texts, given.seed))
         return
     if given.what == "generated":
-        titles = ("named by their sentence", "not named", "other things with digits: all found is wrong")
+        titles = ("named by their sentence", "not named", "other text with digits; every finding is wrong")
         for title, score in zip(titles, generated(given.texts, given.seed), strict=True):
             print(f"{title}\n\n{score.table()}\n")
         return

@@ -82,7 +82,7 @@ def choose(
     while total < tokens or count % batch:
         if count == len(train):
             raise ValueError(
-                f"{len(train):,} rows to train on have fewer than {tokens:,} tokens in whole batches of {batch}"
+                f"{len(train):,} training rows have fewer than {tokens:,} tokens in whole batches of {batch}"
             )
         total += train[count][1]
         count += 1

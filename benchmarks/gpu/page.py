@@ -97,7 +97,9 @@ def _list_runs(results: Results) -> str:
     runs = sorted({result["run"] for result in results.values()})
     missing = [f"`{stage.name}`" for stage in plan.list_stages("gpu") if stage.name not in results]
     sentences = (
-        ["One run."] if len(runs) == 1 else [f"{len(runs)} runs on machines of this kind; compare only cases of the same run."]
+        ["One run."]
+        if len(runs) == 1
+        else [f"{len(runs)} runs on machines of this kind; compare only cases of the same run."]
     )
     if missing:
         sentences.append(f"Not measured yet: {', '.join(missing)}.")
