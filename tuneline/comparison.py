@@ -75,7 +75,7 @@ def compare(
 
     Args:
         runs: two or more results of `run`, names of runs, or folders of runs; the first is the reference.
-        workdir: folder in which names of runs are looked up.
+        workdir: workdir that contains the named runs.
         include_equal: list parameters that are equal in all runs.
         answers: number of prompts for which answers are compared.
         seed: seed of the sample of prompts.

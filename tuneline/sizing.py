@@ -37,7 +37,7 @@ def size(
         The size of a training run; with `demand`, that of a cluster.
 
     Raises:
-        TunelineError: an option does not exist or is invalid, or nothing meets the limits.
+        TunelineError: an option does not exist or is invalid, or no number of GPUs or nodes meets the limits.
     """
     parsed = size_options.parse_options({**options, "demand": [demand] if isinstance(demand, str) else list(demand)})
     reporter = reporters.create_console_reporter(quiet=quiet, prefix="size: ")

@@ -89,7 +89,7 @@ def run(
         quiet: report no progress.
 
     Returns:
-        The result with the fields of `tuneline run --json`; of a dry run, the estimate.
+        The result with the fields of `tuneline run --json`; for a dry run, the estimate.
 
     Raises:
         TunelineError: the configuration is invalid, another run works in the workdir, or a step failed.

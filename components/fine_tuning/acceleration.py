@@ -316,7 +316,7 @@ def choose_dtype(config: FineTuningConfig, settings: ComputeSettings) -> torch.d
 def keep_model_code(model_class: type[PreTrainedModel]) -> Iterator[None]:
     """Restore the names in the model class's module after the block.
 
-    Liger replaces layers and functions of the module for every later model of the process, also of trainings without
+    Liger replaces layers and functions of the module for every later model of the process, also of training runs without
     fused kernels, which torch.compile then fails to trace.
     """
     names = vars(sys.modules[model_class.__module__])

@@ -96,9 +96,9 @@ def finetune(
         overwrite: Replace another artifact in `output`.
         launcher_settings: Launcher and number of nodes. Default: this machine.
         run: Function that runs the training command in separate processes. Default: a training run with one process on
-            this machine runs in the calling process; other trainings use `launch.run`.
+            this machine runs in the calling process; other training runs use `launch.run`.
         budget: Cost of the step so far, and the budgets that the training counts against. Default: no budget.
-        peers: Number of trainings that run at the same time against the same budgets.
+        peers: Number of concurrent training runs that count against the same budgets.
 
     Raises:
         ConfigurationError: the recipe cannot run on this machine or with this base model.
@@ -284,7 +284,7 @@ def describe_arithmetic(config: FineTuningConfig, launcher_settings: LauncherSet
 
 
 def discard_state(work: Path) -> None:
-    """Delete the state of a training unless another job holds its lock."""
+    """Delete the state of a training run unless another job holds its lock."""
     if work.is_dir():
         with suppress(BusyError, FileNotFoundError), job_folders.folder_lock(work):
             shutil.rmtree(work, ignore_errors=True)

@@ -120,7 +120,7 @@ def tune(
 
     Args:
         tracked: Parent MLflow run of the recipes' runs.
-        budget: Cost of the step so far, and the budgets that the trainings count against. Default: no budget.
+        budget: Cost of the step so far, and the budgets that the training runs count against. Default: no budget.
 
     For the other arguments see `stage.finetune`.
 

@@ -162,7 +162,7 @@ def load_or_tokenize(
         aside = state / CACHE_FOLDER / ".aside"
         job_folders.move_into_place(work, folder, lambda: folder if _is_complete(folder) else None, aside)
     shutil.rmtree(aside, ignore_errors=True)
-    # Keep datasets in use: a training sends a heartbeat to its dataset.
+    # Keep datasets in use: a training run sends a heartbeat to its dataset.
     complete = [path for path in job_folders.list_folder(folder.parent) if (path / INDEX_FILENAME).exists()]
     for old in sorted(complete, key=lambda path: path.stat().st_mtime, reverse=True)[MAX_CACHED_DATASETS:]:
         if liveness.seconds_since_heartbeat(old) > job_folders.LOCK_STALE_AFTER_SECONDS:

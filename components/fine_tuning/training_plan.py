@@ -44,7 +44,7 @@ def plan_steps(rows: int, config: Recipe) -> TrainingSteps:
         config: The recipe.
     """
     total = config.max_steps or math.ceil(config.epochs * count_epoch_steps(rows, config.rows_per_step))
-    # The rate of the first warm-up step is 0: a training of one step has no warm-up.
+    # The rate of the first warm-up step is 0: a training run of one step has no warm-up.
     automatic = min(math.ceil(WARMUP_SHARE * total), total - 1)
     warmup = automatic if config.warmup_steps is None else config.warmup_steps
     interval = config.checkpoint_every or max(MIN_CHECKPOINT_INTERVAL, math.ceil(total / CHECKPOINTS))

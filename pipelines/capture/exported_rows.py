@@ -33,7 +33,7 @@ FILENAMES = {
 def recorded(settings: CaptureSettings, folder: Path) -> Iterator[None]:
     """Record a folder before rows are written to it or to a draft beside it. Call it under the lock of the traffic.
 
-    The record is removed at the end unless the folder was made, and remains if the process is killed.
+    The record is removed at the end unless the folder was created, and remains if the process is killed.
     """
     path = folder.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)

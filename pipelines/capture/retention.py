@@ -64,11 +64,11 @@ def is_feedback_expired(line: Mapping[str, Any], settings: CaptureSettings, toda
 
 
 def describe(settings: CaptureSettings, requests_per_day: int, today: date) -> dict[str, Any]:
-    """Return the state of the stored traffic, with an estimate of its size for a number of requests a day.
+    """Return the state of the stored traffic, with an estimate of its size for a number of requests per day.
 
     Args:
         settings: the capture file.
-        requests_per_day: number of requests a day to each model; 0: no estimate.
+        requests_per_day: number of requests per day to each model; 0: no estimate.
         today: the current day (UTC).
     """
     days = traffic_files.list_days(settings.folder)

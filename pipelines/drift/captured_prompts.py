@@ -1,4 +1,4 @@
-"""Prompts of captured traffic with the facts that drift is described by, and their division into windows."""
+"""Prompts of captured traffic with the facts that describe drift, and their division into windows."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def parse_window(text: str) -> int | str:
 def split_windows(
     prompts: Sequence[Prompt], window: int | str, today: date, seed: int
 ) -> tuple[list[list[Prompt]], int]:
-    """Return the complete windows in the order of time, and the number of prompts that are not in one yet.
+    """Return the complete windows in chronological order, and the number of prompts that are not in one yet.
 
     Args:
-        prompts: prompts in the order of time.
+        prompts: prompts in chronological order.
         window: number of prompts, "day" or "week".
         today: the present day (UTC), whose day and week are not complete.
         seed: seed of the samples of large windows.

@@ -1,4 +1,4 @@
-"""Check of captured prompts for drift: windows are tested in the order of time, and the alarm combines the tests.
+"""Check of captured prompts for drift: windows are tested in chronological order, and the alarm combines the tests.
 
 The result is computed from the captured files each time; equal files and seed give an equal result.
 """
@@ -31,7 +31,7 @@ class Reference:
     Attributes:
         name: description for the user.
         texts: the prompts; those of the clean windows.
-        windows: clean windows of captured prompts, in the order of time; empty for a dataset.
+        windows: clean windows of captured prompts, in chronological order; empty for a dataset.
         unit: what the texts are, for errors.
     """
 
@@ -99,7 +99,7 @@ def check_drift(
 
     Args:
         reference: accepted prompts.
-        windows: the windows in the order of time.
+        windows: the windows in chronological order.
         embed: returns the embeddings of texts.
         seed: seed of the permutations and samples.
         dataset: prompts of a dataset that each window is compared with beside the reference, without effect on the alarm.

@@ -31,7 +31,7 @@ class CapturedPrompts:
     Attributes:
         model: name of the model that answered.
         model_sha256: digest of the model that answered last, or "".
-        prompts: prompts in the order of time.
+        prompts: prompts in chronological order.
         limitations: sentences about rows that were left out.
     """
 

@@ -91,7 +91,7 @@ def compare_window(
     A window whose first 199 permutations give p ≤ 0.05 is tested with 4,999 permutations.
 
     Args:
-        embeddings: prompts in the order of time (prompts x width).
+        embeddings: prompts in chronological order (prompts x width).
         size: number of prompts of the window.
         generator: draws the permutations.
         inflation: at least 1; the combined statistic is divided by it (see `estimate_inflation`).

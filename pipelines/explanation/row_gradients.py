@@ -1,6 +1,6 @@
-"""Gradients of training rows with respect to the adapter, one backward pass a row, cached by model and dataset.
+"""Gradients of training rows with respect to the adapter, one backward pass per row, cached by model and dataset.
 
-The published weights are the only checkpoint: tuneline deletes the others when a training ends.
+The published weights are the only checkpoint: tuneline deletes the others when training ends.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Architecture:
         return self.L * rank * sum(width + height for width, height in sizes)
 
     def build_shape(self, *, adapter: int | None) -> ModelShape:
-        """Return the shape of a training.
+        """Return the shape of a training run.
 
         Args:
             adapter: Number of parameters of the adapter. None: all weights are trained.

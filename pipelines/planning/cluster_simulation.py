@@ -180,7 +180,7 @@ class Simulation:
         self.next_job = 0
 
     def run(self) -> SimulationResult:
-        """Process the events in the order of time."""
+        """Process the events in chronological order."""
         if self.teams:
             for _ in range(min(self.teams, len(self.jobs))):
                 self._submit_next(0.0)

@@ -1,6 +1,6 @@
 """Size of a cluster that several models share: nodes, waiting times, storage and a bill of materials.
 
-The trainings are those of `sizing`; `cluster_simulation` adds the queue and the shared storage.
+The training runs are those of `sizing`; `cluster_simulation` adds the queue and the shared storage.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_NODES = 512
 SAMPLE_NODES = 16  # of larger clusters, whose capacity per node and share of the storage is the same within NOISE_SHARE
 SAMPLE_TRAININGS = 4  # of the largest kind that the sample holds at the same time, at least
 SATURATING_TEAMS_PER_GPU = 2  # one customization uses GPUs while another transfers its results
-NOISE_SHARE = 0.03  # of the capacity: the order in which large and small trainings start changes it as much
+NOISE_SHARE = 0.03  # of the capacity: the order in which large and small training runs start changes it as much
 BUSY_SHARE = 0.9  # of a rate or of the GPUs, above which they limit the throughput
 DEMAND_PATTERN = re.compile(r"(\d{1,6})x(.+)")
 
@@ -56,13 +56,13 @@ class ClusterRequest:
     """A cluster to size.
 
     Attributes:
-        demand: customizations per month of each training.
+        demand: customizations per month of each training run.
         nodes: nodes of the cluster. None: the smallest number that meets `max_wait_hours`.
         teams: teams that always have one customization in progress, for the capacity. 0: enough to use every GPU.
         max_wait_hours: limit of the time that 9 of 10 customizations wait for GPUs.
         queue: one of cluster_simulation.QUEUES.
-        read_rate: bytes per second of the storage. None: what the trainings require.
-        write_rate: bytes per second of the storage. None: what the trainings require.
+        read_rate: bytes per second of the storage. None: what the training runs require.
+        write_rate: bytes per second of the storage. None: what the training runs require.
         held_out_share: rows of the test split per training row, which the evaluation reads.
         storage_node: kind of the storage nodes. "": not chosen.
         storage_node_rate: measured bytes per second of a storage node. None: the line rate of its ports.
@@ -99,7 +99,7 @@ class Workload:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one training."""
+        """GPUs of one training run."""
         return int(self.size["gpus"])
 
     @property
@@ -136,7 +136,7 @@ def size_cluster(request: ClusterRequest) -> Json:
     """Return the cluster for a demand, its waiting times and utilization, what limits it, and the bill of materials.
 
     Raises:
-        UsageError: a training has no time, needs more than the cluster's GPUs, or no cluster meets the demand.
+        UsageError: a training run has no time, needs more than the cluster's GPUs, or no cluster meets the demand.
     """
     if request.queue not in QUEUES:
         raise UsageError(f"--queue is {request.queue!r}", hint=f"Use {' or '.join(QUEUES)}.")
@@ -287,7 +287,7 @@ def _require_rates(request: ClusterRequest, workloads: Sequence[Workload]) -> tu
 
 
 def measure_nodes(request: ClusterRequest, numbers: int) -> list[Json]:
-    """Return waiting times in hours and the capacity per week for the smallest numbers of nodes that keep up."""
+    """Return waiting times in hours and the capacity per week for the smallest node counts that keep up."""
     workloads = [_measure_workload(count, training, request) for count, training in request.demand]
     device, least, rates = (
         workloads[0].request.device,
@@ -305,7 +305,7 @@ def measure_nodes(request: ClusterRequest, numbers: int) -> list[Json]:
 
 
 def _count_least_nodes(workloads: Sequence[Workload]) -> int:
-    """Return the number of nodes below which a training does not fit, or the queue grows without limit."""
+    """Return the number of nodes below which a training run does not fit, or the queue grows without limit."""
     node = workloads[0].request.device.node
     largest = max(max(workload.gpus, workload.evaluation_gpus) for workload in workloads)
     load = sum(workload.count * workload.gpu_hours for workload in workloads) / WEEKS_PER_MONTH / (WEEK / HOUR)
@@ -555,7 +555,7 @@ def _item(item: str, quantity: float, unit: str, reason: str) -> Json:
 
 
 def _count_host_memory(workloads: Sequence[Workload], device: Accelerator) -> float:
-    """Return the host memory in GiB that the trainings of a full node need, or the packaging of the largest model."""
+    """Return the host memory in GiB that the training runs of a full node need, or the packaging of the largest model."""
     needed = []
     for workload in workloads:
         local = min(workload.gpus, device.node)
@@ -573,7 +573,7 @@ def _count_host_memory(workloads: Sequence[Workload], device: Accelerator) -> fl
 
 
 def _list_formulas(workloads: Sequence[Workload]) -> list[Json]:
-    """Return formula and source of the trainings' figures, and how the simulation finds those of the cluster."""
+    """Return formula and source of the training runs' figures, and how the simulation finds those of the cluster."""
     formulas = [formula for workload in workloads for formula in workload.size["formulas"]]
     source = "discrete-event simulation; see docs/reference/cluster-emulation.md"
     return [

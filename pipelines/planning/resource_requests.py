@@ -17,7 +17,7 @@ from pipelines.planning.fit_checks import STAGES
 def fill_requests(config: Customization, platform: Platform) -> tuple[Platform, dict[str, str]]:
     """Return the platform with requests for a customization where it sets none, and the filled values by key.
 
-    Memory is filled for the fine-tuning, the evaluation and the packaging; for a training on CPUs only if rows per pass
+    Memory is filled for the fine-tuning, the evaluation and the packaging; for a training run on CPUs only if rows per pass
     and their length are set. The number of accelerators is that of the processes. Values of platform.yaml stay, and so do
     jobs of a launcher. Nothing is filled if the shape of the base model is not known.
     """

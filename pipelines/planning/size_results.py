@@ -69,7 +69,7 @@ class TrainingSize(_Size):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one training."""
+        """GPUs of one training run."""
         return int(self.values["gpus"])
 
     @property
@@ -121,7 +121,7 @@ class ClusterSize(_Size):
 
     Attributes:
         values: the object that `tuneline size --demand --json` prints; see docs/how-to/sizing.md.
-        request: the demand; the plots of the page simulate it with other numbers of nodes.
+        request: the demand; the plots of the page simulate it with other node counts.
     """
 
     values: dict[str, Any]
@@ -170,7 +170,7 @@ class ClusterSize(_Size):
 
 
 def size(customization: Customization, options: SizeOptions, reporter: Reporter) -> TrainingSize | ClusterSize:
-    """Size a training or, with a demand, a cluster.
+    """Size a training run or, with a demand, a cluster.
 
     Raises:
         UsageError: an option is invalid, or nothing meets the limits.

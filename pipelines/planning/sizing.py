@@ -37,7 +37,7 @@ class SizingRequest:
     """What to size; sizes in tokens, bytes and hours. See `tuneline size --help` for the options.
 
     Attributes:
-        gpus: GPUs of one training. None: the smallest number that meets the limits.
+        gpus: GPUs of one training run. None: the smallest number that meets the limits.
         adapter: parameters of the adapter. None: all weights are trained.
         rows: training rows, which give the tokens if these are not set.
         tokens: tokens of one epoch. None: those of `rows`; without them the time is left out.
@@ -149,7 +149,7 @@ def size(request: SizingRequest) -> Json:
         request.storage, request.architecture, _checkpoint_bytes(request), plan.gpus, request.models, rates
     )
     energy = _estimate_energy(request, plan, hours)
-    per_node = max(1, request.device.node // plan.gpus)  # trainings that share a node
+    per_node = max(1, request.device.node // plan.gpus)  # training runs that share a node
     nodes = math.ceil(plan.gpus / request.device.node) * math.ceil(request.models / per_node)
     total = {"gpus": plan.gpus * request.models, "nodes": nodes}
     return {
@@ -187,7 +187,7 @@ def _round_cases(values: dict[str, float] | None) -> dict[str, float] | None:
 
 
 def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
-    """Return the layout of one training, what limits it, and the reason.
+    """Return the layout of one training run, what limits it, and the reason.
 
     Raises:
         UsageError: the GPUs do not form the layout, or no number of GPUs is enough.
@@ -342,7 +342,7 @@ def _checkpoint_bytes(request: SizingRequest) -> int:
 
 
 def _estimate_energy(request: SizingRequest, plan: TrainingPlan, hours: dict[str, float] | None) -> Json | None:
-    """Return the power of one training and its energy by case; None if the design power is not known."""
+    """Return the power of one training run and its energy by case; None if the design power is not known."""
     if request.device.watts is None:
         return None
     kilowatts = NODE_POWER_FACTOR * plan.gpus * request.device.watts / 1000
@@ -351,7 +351,7 @@ def _estimate_energy(request: SizingRequest, plan: TrainingPlan, hours: dict[str
 
 
 def _estimate_cost(request: SizingRequest, gpu_hours: dict[str, float] | None, energy: Json | None) -> Json:
-    """Return the cost of one training by case; None for a part whose price or amount is not known."""
+    """Return the cost of one training run by case; None for a part whose price or amount is not known."""
     priced = {
         "gpus": (gpu_hours, request.gpu_hour_price),
         "energy": (energy["kwh"] if energy else None, request.kwh_price),

@@ -13,7 +13,7 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def format_size(result: Json) -> list[str]:
-    """Return the result as lines: one training first, then all trainings, storage and serving."""
+    """Return the result as lines: one training run first, then all training runs, storage and serving."""
     model, layout, binds, memory = result["model"], result["layout"], result["binds"], result["memory"]
     parts = ", ".join(f"{name} {size:g}" for name, size in memory.items())
     splits = {"tensor": layout["tensor"], "pipeline": layout["pipeline"], "context": layout["context"]}
@@ -107,7 +107,7 @@ def _plain(value: float) -> float:
 
 
 def _list_materials(result: Json) -> list[list[object]]:
-    """Return item, quantity and reason of what all trainings need at the same time."""
+    """Return item, quantity and reason of what all training runs need at the same time."""
     parallel, storage, energy, serving = result["parallel"], result["storage"], result["energy"], result["serving"]
     together = f"{parallel['models']} × {result['gpus']} GPUs" if parallel["models"] > 1 else result["binds"]["reason"]
     power = f"{energy['kilowatts'] * parallel['models']:,g} kW" if energy else "unknown"

@@ -11,7 +11,7 @@ from pipelines.planning.architectures import Architecture
 
 TOKEN_BYTES = 4  # of a token id
 PREPARED_COPIES = 2  # of the raw data: the curated dataset and its published revision
-MODEL_LOAD_SECONDS = 300  # for the base models of all trainings to load at the same time
+MODEL_LOAD_SECONDS = 300  # for the base models of all training runs to load at the same time
 # GPU-hours between interruptions: 419 unexpected ones in 54 days on 16,384 H100 (Llama 3, arXiv 2407.21783, section 3.3.4).
 GPU_HOURS_PER_FAILURE = 54 * 24 * 16_384 / 419
 
@@ -23,7 +23,7 @@ class StorageRequest:
     Attributes:
         raw_bytes: raw documents of one customization.
         versions: dataset and model versions that are kept of each model.
-        checkpoints: checkpoints that are kept during a training.
+        checkpoints: checkpoints that are kept during a training run.
         checkpoint_minutes: work that an interruption may cost.
         stall_budget: largest share of the time that writing checkpoints may take.
         write_bytes_per_second: measured rate of the storage. None: the rate that the stall budget requires.
@@ -51,8 +51,8 @@ def size_storage(
 
     Args:
         checkpoint_bytes: size of a checkpoint.
-        gpus: GPUs of one training.
-        models: trainings that run at the same time.
+        gpus: GPUs of one training run.
+        models: concurrent training runs.
         rates: tokens per second and GPU by case. None: not known.
     """
     weights = architecture.parameters * BFLOAT16_BYTES

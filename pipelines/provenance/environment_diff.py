@@ -87,7 +87,7 @@ class StageRecord:
 
     @property
     def irrelevant_packages(self) -> Sequence[str]:
-        """Packages that do not affect the output; a model that scored the rows of a dataset uses those of a training."""
+        """Packages that do not affect the output; a model that scored the rows of a dataset uses those of a training run."""
         is_scored = self.manifest.find_input(MODEL_KIND) is not None
         return () if is_scored else IRRELEVANT_PACKAGES[self.output_kind]
 

@@ -113,7 +113,7 @@ def flatten_parameters(values: Mapping[str, Any]) -> Json:
 
 
 def _read_curve(model: Artifact | None, events: list[Json]) -> list[Json]:
-    """Return the logged steps of the model's training, or those of a training that has not ended or has failed."""
+    """Return the logged steps of the model's training, or those of a training run that has not ended or has failed."""
     log = model.path / "training.jsonl" if model else None
     if log and log.exists():
         try:

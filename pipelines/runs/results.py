@@ -96,8 +96,8 @@ class DatasetResult(_StageResult):
     Attributes:
         dataset: folder of the dataset.
         sha256: content digest.
-        rows: numbers of rows: in, kept, quarantined, and rejected by reason.
-        splits: numbers of rows in train, validation and test.
+        rows: row counts: in, kept, quarantined, and rejected by reason.
+        splits: row counts of train, validation and test.
         evaluation_sets: decontamination counts by evaluation set.
     """
 

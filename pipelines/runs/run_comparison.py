@@ -122,7 +122,7 @@ def _describe_run(run: ComparedRun) -> Json:
                 for name in ("step", "train_loss", "validation_loss")
                 if math.isfinite(line.get(name, math.nan))
             }
-            for line in run.curve  # the last loss of a training that diverged is not finite
+            for line in run.curve  # the last loss of a training run that diverged is not finite
         ],
     }
     if dataset := run.artifacts.get("dataset"):

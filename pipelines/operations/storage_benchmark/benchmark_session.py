@@ -89,7 +89,7 @@ def run_benchmark(
 def judge(measured: Json, required: Mapping[str, float]) -> list[Json]:
     """Compare the largest measured rates with requirements.
 
-    Reads from the page cache do not count. The rates of a training that passes, which reads no more than its
+    Reads from the page cache do not count. The rates of a training run that passes, which reads no more than its
     accelerators need, and of small files, which depends on delays, are lower bounds of the storage's rate.
 
     Returns:

@@ -178,7 +178,7 @@ def build_training_tasks(benchmark: Benchmark, workload: Workload, accelerators:
 
 
 def summarize_training(workload: Workload, ranks: list[Json]) -> Json:
-    """Return utilization and rates of a training. The utilization is the mean over accelerators, as in DLIO."""
+    """Return utilization and rates of a training run. The utilization is the mean over accelerators, as in DLIO."""
     shares = [rank["steps"] * workload.computation_seconds / rank["seconds"] for rank in ranks]
     utilization = sum(shares) / len(shares)
     rate = sum(rank["bytes"] / rank["seconds"] for rank in ranks)
