@@ -1,1 +1,1 @@
-"""Benchmarks against peers, side by side, in one run each."""
+"""Benchmarks that compare tuneline with its peers in one run."""

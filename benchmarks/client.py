@@ -1,7 +1,7 @@
-"""A client of language models behind Triton that takes little from a server on the same cores.
+"""A gRPC load client for language models behind Triton that uses little CPU time of the measured machine.
 
-It speaks gRPC: a stream a request for streamed answers, a unary call for whole ones. All of its clients are one thread, and what comes is
-only put aside with its time; it is taken apart by `read` when the measurement is over.
+A streamed answer uses a separate stream per request; a whole answer uses a unary call. All clients share one thread, which only stores
+each response with its arrival time. `read` decodes the responses after the measurement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SentT = TypeVar("SentT")
 
 @dataclass(frozen=True)
 class Target:
-    """A served model: where, its name for whole answers, and its name for streamed ones."""
+    """A served model: its address, its name for whole answers, and its name for streamed ones."""
 
     url: str
     model: str
@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: the model's inputs, whether its answer is streamed, and after how many seconds its client hangs up (0: never)."""
+    """A request: the model's inputs, whether the answer is streamed, and the seconds after which the client disconnects (0: never)."""
 
     fields: Fields
     streamed: bool = True
@@ -52,7 +52,7 @@ class Ask:
 
 @dataclass
 class Sent:
-    """A request and what came for it, untouched. Times are seconds of time.monotonic."""
+    """A request and its undecoded responses. Times are seconds of time.monotonic."""
 
     number: int
     ask: Ask
@@ -65,7 +65,7 @@ class Sent:
 
 @dataclass
 class Answer:
-    """What became of a request. Seconds run from the moment it was due; first_tokens are the tokens of the first piece."""
+    """The decoded answer to a request. Seconds count from the time at which the request was due; first_tokens are the tokens of the first chunk."""
 
     number: int
     due: float
@@ -83,25 +83,25 @@ class Answer:
 
     @property
     def good(self) -> bool:
-        """Whether it was answered to its end."""
+        """Whether the request was answered completely."""
         return not self.error and not self.hung_up
 
     @property
     def per_token(self) -> float | None:
-        """Seconds a token after the first piece, where there is more than that."""
+        """Seconds per token after the first chunk; None without further tokens."""
         further = self.tokens - self.first_tokens
         return (self.seconds - self.first) / further if self.streamed and further > 0 else None
 
 
 class Line:
-    """A connection to a server, shared by all clients: HTTP/2 carries their requests beside each other."""
+    """A connection to a server, which all clients share; HTTP/2 multiplexes their requests."""
 
     def __init__(self, channel: Any, target: Target) -> None:
         self._target = target
         self._stream, self._whole = channel.stream_stream(STREAM), channel.unary_unary(WHOLE)
 
     async def send(self, number: int, ask: Ask, due: float) -> Sent:
-        """Ask, and wait for the end of the answer, however it ends."""
+        """Send a request, and wait until its answer ends or fails."""
         import grpc
 
         sent = Sent(number, ask, due)
@@ -116,7 +116,7 @@ class Line:
         return sent
 
     async def _receive_pieces(self, sent: Sent) -> None:
-        """One request a stream, which the server ends after the last piece."""
+        """Send one request per stream; the server ends the stream after the last chunk."""
         message = request_of(self._target.stream, sent.ask.fields)
         async for piece in self._stream((message,), timeout=TIMEOUT):
             sent.came.append((time.monotonic(), piece))
@@ -127,7 +127,7 @@ class Line:
 
 
 async def connected(target: Target, work: Callable[[Line], Awaitable[None]]) -> None:
-    """Do something with a connection."""
+    """Run a function with an open connection."""
     import grpc
 
     channel = grpc.aio.insecure_channel(target.url, options=[("grpc.max_receive_message_length", -1)])
@@ -136,7 +136,7 @@ async def connected(target: Target, work: Callable[[Line], Awaitable[None]]) -> 
 
 
 async def closed_loop(line: Line, asks: Iterable[Ask], clients: int, done: Callable[[Sent], None]) -> None:
-    """So many clients, each asking the next request as soon as its last is answered."""
+    """Run a number of clients; each sends the next request when the previous answer has ended."""
     waiting = iter(enumerate(asks))
 
     async def client() -> None:
@@ -151,7 +151,7 @@ async def open_loop(
     arriving: Iterable[tuple[float, AskT]],
     done: Callable[[SentT], None],
 ) -> None:
-    """Each request at its time, in seconds from now, whether or not those before it are answered."""
+    """Send each request at its time, in seconds from now, whether or not earlier requests have been answered."""
     began, tasks = time.monotonic(), list[asyncio.Task[None]]()
 
     async def answered(number: int, ask: AskT, due: float) -> None:
@@ -164,13 +164,13 @@ async def open_loop(
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """When requests arrive, in seconds from the beginning: independent of each other, `rate` a second on average, for ever."""
+    """Return an endless iterator of arrival times in seconds from the start: a Poisson process of `rate` requests per second."""
     draw = random.Random(seed)  # noqa: S311 - no secret
     return itertools.accumulate(iter(lambda: draw.expovariate(rate), None))
 
 
 def request_of(model: str, fields: Fields) -> bytes:
-    """Triton's inference request with these inputs, one value each or a list of them. Raises UsageError for an unknown input."""
+    """Return Triton's inference request with these inputs, each a value or a list of values. Raises UsageError for an unknown input."""
     from tritonclient.grpc import service_pb2 as pb
 
     request = pb.ModelInferRequest(model_name=model)
@@ -185,7 +185,7 @@ def request_of(model: str, fields: Fields) -> bytes:
 
 
 def read(sent: Sent) -> Answer:
-    """What came, taken apart. A model that counts no tokens is taken to send one a piece."""
+    """Decode the responses to a request. A model that reports no token counts is assumed to send one token per chunk."""
     answer = Answer(sent.number, sent.due, sent.ask.streamed, sent.hung_up, sent.error, seconds=sent.end - sent.due)
     for at, data in sent.came:
         said, outputs = _opened(data, sent.ask.streamed)
@@ -224,7 +224,7 @@ def _opened(data: bytes, streamed: bool) -> tuple[_Said, dict[str, Any]]:
 
 
 def _value(kind: str, raw: bytes) -> Any:
-    """The first value of a tensor: a string is its length (uint32, little-endian) and its bytes."""
+    """Return the first value of a tensor; a string is encoded as its length (uint32, little-endian) and its bytes."""
     if kind == "BYTES":
         return raw[4 : 4 + int.from_bytes(raw[:4], "little")].decode("utf-8", errors="replace")
     return int.from_bytes(raw[:4], "little", signed=True) if kind == "INT32" else raw

@@ -1,11 +1,11 @@
-"""A corpus with known duplicates, made of sentences that every machine with this Python has, and its true pairs, found exactly.
+"""A corpus with known duplicates, built from text that every machine with this Python has, and an exact search for its true pairs.
 
-The sentences are those of the standard library's documentation strings (the demo dataset) and of the language reference (pydoc's topics).
-A document is a run of them, each spliced from the front of one and the back of another, so that two documents resemble each other only
-where one was made from the other. The same Python and seed give the same bytes.
+The sentences come from the docstrings of the standard library (the demo dataset) and the language reference (pydoc's topics). Each sentence
+of a document joins the beginning of one sentence to the end of another, so that two documents are similar only if one was derived from the
+other. The same Python version and seed give the same bytes.
 
-Words are runs of letters, digits and underscores in lower case; the similarity of two documents is the Jaccard similarity of their sets of
-word 5-grams (a document of fewer words is one 5-gram).
+Words are lower-case runs of letters, digits and underscores. The similarity of two documents is the Jaccard similarity of their sets of
+word 5-grams; a document with fewer words is a single 5-gram.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAIRS_AT_ONCE = 2_000_000  # pairs compared at once: bounds memory at some gigab
 
 @dataclass(frozen=True)
 class Corpus:
-    """A file of {"id", "text"} lines: where it is, how many there are, and the digest of its bytes."""
+    """A file of {"id", "text"} lines: its path, the number of documents, and the digest of its bytes."""
 
     path: Path
     documents: int
@@ -44,24 +44,24 @@ class Corpus:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return re.findall(r"\w+", text.lower())
 
 
 def shingles(text: str) -> frozenset[tuple[str, ...]]:
-    """The set of word 5-grams of a text."""
+    """Return the set of word 5-grams of a text."""
     found = words(text)
     return frozenset(zip(*(found[i:] for i in range(NGRAM)), strict=False)) or frozenset([tuple(found)])
 
 
 def jaccard(left: frozenset[Any], right: frozenset[Any]) -> float:
-    """Shared members by all members."""
+    """Return the Jaccard similarity of two sets."""
     shared = len(left & right)
     return shared / (len(left) + len(right) - shared)
 
 
 def sentences() -> list[list[str]]:
-    """The sentences of 6 to 40 words in this Python's documentation, each as its words, in alphabetical order."""
+    """Return the sentences of 6 to 40 words in this Python's documentation as lists of words, in alphabetical order."""
     from pydoc_data.topics import topics
 
     from components.data_curation.python_docs import build
@@ -85,7 +85,7 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def build(path: Path, documents: int, seed: int = 1) -> Corpus:
-    """Write a corpus of so many documents. Copies are made of originals drawn at random, and all stand in a random order."""
+    """Write a corpus of this number of documents: originals and copies of randomly drawn originals, in random order."""
     rng = random.Random(seed)  # noqa: S311  # a corpus, no secret
     pool = sentences()
     near, equal, rewritten = (round(documents * share) for share in (NEAR, EQUAL, REWRITTEN))
@@ -99,10 +99,10 @@ def build(path: Path, documents: int, seed: int = 1) -> Corpus:
 
 
 def templated(path: Path, documents: int, seed: int = 1) -> tuple[Corpus, list[tuple[int, int]]]:
-    """Write a corpus whose documents all begin with the same 100 words, and pairs (earlier, later) that are alike beyond that.
+    """Write a corpus whose documents all begin with the same 100 words; return the pairs (earlier, later) that are more similar than that.
 
-    Of 125 words the last 25 are a document's own: any two are 0.66 alike. Every twentieth has 9 of another's own words too, which makes
-    the two 0.77 alike.
+    The last 25 of a document's 125 words are its own, so any two documents have a similarity of 0.66. Every twentieth document shares 9 more
+    words with another one, which raises their similarity to 0.77.
     """
     rng = random.Random(seed)  # noqa: S311  # a corpus, no secret
 
@@ -129,7 +129,7 @@ def _write(path: Path, texts: Sequence[str]) -> Corpus:
 
 
 def collect(path: Path, folders: Sequence[Path]) -> Corpus:
-    """Write a corpus of the texts of all records in the folders, read as a curation reads them."""
+    """Write a corpus of the texts of all records in the folders, as the curation reads them."""
     from components.data_curation.config import DataCurationConfig
     from components.data_curation.reading import file_readers, raw_records, record_formats
     from components.data_curation.reading.source_files import list_sources
@@ -145,7 +145,7 @@ def collect(path: Path, folders: Sequence[Path]) -> Corpus:
 
 
 def texts(path: Path) -> list[str]:
-    """The texts of a corpus, in the order of the file; the n-th has the id d<n>."""
+    """Yield the texts of a corpus in the order of the file; the n-th has the id d<n>."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line)["text"] for line in file]
 
@@ -164,7 +164,7 @@ def _spliced(pool: Sequence[list[str]], rng: random.Random) -> list[str]:
 
 
 def near_copy(text: str, target: float, pool: Sequence[list[str]], rng: random.Random) -> str:
-    """The text, edited word by word and sentence by sentence until its similarity to what it was is within .02 of the target."""
+    """Return the text, edited until its similarity to the original is within 0.02 of the target."""
     original = shingles(text)
     copy = text.split()
     while jaccard(original, shingles(" ".join(copy))) > target + 0.01:
@@ -176,7 +176,7 @@ def near_copy(text: str, target: float, pool: Sequence[list[str]], rng: random.R
 
 
 def _edited(copy: list[str], pool: Sequence[list[str]], rng: random.Random) -> list[str]:
-    """A word replaced, removed or put in, or one time in six a run of words replaced by a sentence."""
+    """Return the text with a word replaced, removed or inserted or, in one of six cases, a run of words replaced by a sentence."""
     at = rng.randrange(len(copy))
     kind = rng.randrange(6)
     if kind == 0:
@@ -186,16 +186,16 @@ def _edited(copy: list[str], pool: Sequence[list[str]], rng: random.Random) -> l
 
 
 def _rewritten(text: str, rng: random.Random) -> str:
-    """The same words in capitals, or on several lines."""
+    """Return the same words in capitals, or on several lines."""
     return text.upper() if rng.random() < 0.5 else re.sub(r"(?<=[.!?]) ", "\n\n", text)
 
 
 def true_pairs(documents: Sequence[str], threshold: float) -> tuple[Any, Any]:
-    """All pairs a < b whose similarity reaches the threshold, as int64 (pairs, 2), sorted, and their similarities.
+    """Return all pairs a < b whose similarity reaches the threshold, as sorted int64 (pairs, 2), and their similarities.
 
-    Exact but for collisions of 64-bit hashes. Two sets of similarity t share at least t of either's members, so they share one of the
-    first n − ⌈t·n⌉ + 1 in any common order; the rarest first leaves few pairs to compare (S. Chaudhuri et al., A Primitive Operator for
-    Similarity Joins in Data Cleaning, 2006).
+    The result is exact except for collisions of 64-bit hashes. Two sets of similarity t share at least a share t of the members of either, so
+    they share one of the first n − ⌈t·n⌉ + 1 members in any common order. Rarest-first order leaves few pairs to compare (S. Chaudhuri et al.,
+    A Primitive Operator for Similarity Joins in Data Cleaning, 2006).
     """
     import numpy
 
@@ -206,7 +206,7 @@ def true_pairs(documents: Sequence[str], threshold: float) -> tuple[Any, Any]:
 
 
 def _all_shingles(documents: Sequence[str]) -> tuple[Any, Any]:
-    """For every distinct 5-gram of every document its document and its number, by document; a rarer 5-gram has a lower number."""
+    """Return document and number of every distinct 5-gram of every document, by document; rarer 5-grams have lower numbers."""
     import numpy
 
     known: dict[str, int] = {}
@@ -224,7 +224,7 @@ def _all_shingles(documents: Sequence[str]) -> tuple[Any, Any]:
 
 
 def _hashes(numbers: Any) -> Any:
-    """The distinct 64-bit hashes of runs of five (multiply and xorshift, as in SplitMix64)."""
+    """Return the distinct 64-bit hashes of the word 5-grams (multiply and xorshift, as in SplitMix64)."""
     import numpy
 
     width = min(NGRAM, len(numbers))
@@ -236,7 +236,7 @@ def _hashes(numbers: Any) -> Any:
 
 
 def _sharing(owner: Any, shingle: Any, sizes: Any, threshold: float) -> Any:
-    """Pairs of documents that share one of their rarest 5-grams, and whose sizes allow the similarity."""
+    """Return the pairs of documents that share one of their rarest 5-grams and whose sizes allow the similarity."""
     import numpy
 
     starts = numpy.cumsum(sizes) - sizes
@@ -255,7 +255,7 @@ def _sharing(owner: Any, shingle: Any, sizes: Any, threshold: float) -> Any:
 
 
 def _codes(documents: Any, starts: Any, length: int, limit: int) -> Any:
-    """All pairs within runs of one length, each as one number, once."""
+    """Return each pair within runs of one length once, encoded as one number."""
     import numpy
 
     left, right = numpy.triu_indices(length, 1)

@@ -1,4 +1,4 @@
-"""Data curation, measured: near-duplicate search beside its peers, the default curation end to end, and what a million rows take.
+"""Benchmark of data curation: near-duplicate search compared with other tools, the default curation, and the cost of a million rows.
 
     python -m benchmarks.curation --documents 100000 --workdir DIR [--peers datatrove,text-dedup,rensa]
     python -m benchmarks.curation --workdir DIR --parts scale --sizes 50000,100000,200000,400000,1000000
@@ -32,7 +32,7 @@ CURATIONS = {"default": (), "quality filters on all texts": ("data_curation.qual
 
 
 def main() -> None:
-    """Measure the parts asked for, keep the results, and write the page."""
+    """Measure the requested parts, store the results, and write the page."""
     args = _arguments()
     workdir = args.workdir.resolve()
     workdir.mkdir(parents=True, exist_ok=True)
@@ -119,18 +119,18 @@ def _corpus(workdir: Path, documents: int, seed: int) -> corpus.Corpus:
 
 
 def fuzzy(workdir: Path, documents: int, seed: int, tools: list[peers.Tool], python: str) -> dict[str, Any]:
-    """Every tool on the built corpus."""
+    """Measure every tool on the built corpus."""
     return compare(workdir, _corpus(workdir, documents, seed), tools, python)
 
 
 def public(workdir: Path, folders: list[Path], about: Path, tools: list[peers.Tool], python: str) -> dict[str, Any]:
-    """Every tool on public text."""
+    """Measure every tool on public text."""
     made = corpus.collect(workdir / "corpora" / "public.jsonl", folders)
     return compare(workdir, made, tools, python) | {"about": about.read_text(encoding="utf-8").strip()}
 
 
 def compare(workdir: Path, made: corpus.Corpus, tools: list[peers.Tool], python: str) -> dict[str, Any]:
-    """Every tool on one corpus: its cost, and the recall and precision of the documents that it removed."""
+    """Measure every tool on one corpus: its cost, and the recall and precision of its removals."""
     documents = made.documents
     pairs, similarity = corpus.true_pairs(corpus.texts(made.path), THRESHOLD)
     truth = {"pairs": len(pairs), "surplus": scoring.surplus(pairs, documents), "high": int((similarity >= 0.8).sum())}
@@ -186,14 +186,14 @@ def _described(made: corpus.Corpus) -> dict[str, Any]:
 
 
 def curation(workdir: Path, documents: int, seed: int) -> dict[str, Any]:
-    """The whole stage through the command line: its cost with each set of settings, and where the time of the default goes."""
+    """Measure the whole stage through the command line with each set of settings, and profile the default."""
     made = _corpus(workdir, documents, seed)
     runs = [curated(workdir, made.path, name, settings) for name, settings in CURATIONS.items()]
     return {"corpus": _described(made), "runs": runs, "profile": profile(workdir, made)}
 
 
 def baseline(workdir: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The default curation of this checkout and of the baseline, in turns, on the built corpus and on each public folder."""
+    """Measure the default curation of this checkout and of the baseline in alternation, on the built corpus and each public folder."""
     checkouts = {"baseline": args.baseline.resolve(), "this checkout": ROOT}
     sources = {"built corpus": _corpus(workdir, args.documents, args.seed).path}
     sources |= {folder.name: folder.resolve() for folder in args.corpus}
@@ -209,7 +209,7 @@ def baseline(workdir: Path, args: argparse.Namespace) -> dict[str, Any]:
 def curated(
     workdir: Path, source: Path, name: str, settings: tuple[str, ...] = (), root: Path = ROOT
 ) -> dict[str, Any]:
-    """Curate a file or folder with a checkout and return cost and counts. A failure is an error in the result."""
+    """Curate a file or folder with a checkout and return its cost and counts. A failure is an error in the result."""
     folder = workdir / "curation"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -252,7 +252,7 @@ def _command(source: Path, folder: Path, settings: tuple[str, ...]) -> list[str]
 
 
 def profile(workdir: Path, made: corpus.Corpus) -> dict[str, float]:
-    """CPU seconds by module of the default curation, in all of its Python processes (under cProfile, which slows them down)."""
+    """Return the CPU seconds of the default curation by module, over all its Python processes (under cProfile, which slows them down)."""
     folder = workdir / "profile"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -262,7 +262,7 @@ def profile(workdir: Path, made: corpus.Corpus) -> dict[str, float]:
 
 
 def template(workdir: Path, seed: int) -> dict[str, Any]:
-    """The search for near duplicates among documents that all share a long template."""
+    """Measure the search for near duplicates among documents that share a long template."""
     rows = []
     for size in TEMPLATED:
         folder = workdir / "template"
@@ -281,7 +281,7 @@ def template(workdir: Path, seed: int) -> dict[str, Any]:
 
 
 def scale(workdir: Path, sizes: list[int], seed: int) -> dict[str, Any]:
-    """The default curation of ever more rows."""
+    """Measure the default curation of increasing numbers of rows."""
     rows = []
     for size in sizes:
         made = _corpus(workdir, size, seed)

@@ -1,13 +1,13 @@
-"""Evaluation, measured: likelihood tasks through tuneline's engine and through lm-eval's hf backend, in turns in one run.
+"""Benchmark of likelihood tasks: tuneline's engine and lm-eval's hf backend, alternately in one run.
 
     python -m benchmarks.evaluation --data FOLDER --workdir DIR --markdown docs/reference/benchmarks-evaluation.md
     python -m benchmarks.evaluation --data FOLDER --workdir DIR --tasks boolq,boolq_5shot --without-adapter --threads 1 \
         --markdown docs/reference/benchmarks-option-tasks.md
     python -m benchmarks.evaluation --data FOLDER --workdir DIR --rows 20 --rounds 1 --tasks arc_easy
 
-FOLDER holds MosaicML's in-context-learning files (icl_arc_easy.jsonl.gz, icl_piqa.jsonl.gz, ...). lm-eval is installed into --workdir,
-without its own torch and transformers, so that both compute with the same ones; --peer-path names a folder that has it already. Everything
-lands in --workdir: the adapter, the log, and results.json.
+FOLDER contains MosaicML's in-context-learning files (icl_arc_easy.jsonl.gz, icl_piqa.jsonl.gz, ...). lm-eval is installed into --workdir
+without torch and transformers, so that both systems use the same versions; --peer-path is a folder with an existing installation.
+--workdir also contains the adapter, the log and results.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCHES = (1, 4, 8, 16, 32, 64, "auto")
 
 
 def main() -> None:
-    """Measure, keep the results, and write the page."""
+    """Run the measurements, store the results, and write the page."""
     args = _arguments()
     workdir = args.workdir.resolve()
     workdir.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _installed(workdir: Path) -> Path:
-    """The folder with lm-eval, installed now where it is not yet. Raises CalledProcessError."""
+    """Return the folder with lm-eval; install it if it is missing. Raises CalledProcessError."""
     folder = workdir / "lm-eval"
     if not (folder / ".ready").exists():
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -130,7 +130,7 @@ def _installed(workdir: Path) -> Path:
 
 
 def _run(workdir: Path, peer: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All measurements in a process of their own: its figures, and what the process cost. Raises PeerError."""
+    """Run all measurements in a separate process; return its figures and its cost. Raises PeerError."""
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TUNELINE_THREADS"), str(threads))
     environment = {
         "PYTHONPATH": f"{machine.ROOT}:{peer}",

@@ -47,18 +47,18 @@ for all candidates.
 
 
 def seconds(rounds: Sequence[dict[str, Any]], key: str = "wall") -> float:
-    """The median of the rounds."""
+    """Return the median seconds of the rounds."""
     return float(median(one[key] for one in rounds))
 
 
 def speed(results: dict[str, Any], key: str = "wall", task: str | None = None) -> float:
-    """The peer's seconds over ours: of all tasks, or of one."""
+    """Return lm-eval's seconds divided by tuneline's, for all tasks or for one."""
     mine, theirs = ([one["tasks"][task] if task else one for one in results[name]] for name in ("ours", "theirs"))
     return seconds(theirs, key) / seconds(mine, key)
 
 
 def ratios(results: dict[str, Any]) -> dict[str, float]:
-    """The seconds of base and adapter together, over those of one model run in each way."""
+    """Return the seconds of base and adapter together divided by those of one model, for each way to run it."""
     rounds = results["adapter"]["rounds"] if "adapter" in results else {}
     return {name: seconds(rounds[BOTH]) / seconds(runs) for name, runs in rounds.items() if name != BOTH}
 
@@ -69,7 +69,7 @@ def equal(results: dict[str, Any]) -> bool:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """A few lines for the terminal."""
+    """Return a few lines for the terminal."""
     lines = [f"base and adapter together: {ratio:.2f} × {name}" for name, ratio in ratios(results).items()]
     if "theirs" in results:
         verdict = "the same items correct" if equal(results) else "NOT the same items correct"
@@ -78,7 +78,7 @@ def summary(results: dict[str, Any]) -> str:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The page."""
+    """Return the page."""
     only_options = all(task.removesuffix(icl.FEW_SHOT_SUFFIX) in icl.OPTION_TASKS for task in results["lengths"])
     parts = [
         HEAD.format(title="Options of one token" if only_options else "Evaluation"),

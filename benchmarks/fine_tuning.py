@@ -1,11 +1,11 @@
-"""Fine-tuning, measured: tuneline beside a plain TRL script and LLaMA-Factory, on the same rows, with and without packing.
+"""Benchmark of fine-tuning: tuneline, a plain TRL script and LLaMA-Factory on the same rows, with and without packing.
 
     python -m benchmarks.fine_tuning --data ROWS.jsonl.gz --workdir DIR --markdown docs/reference/benchmarks-fine-tuning.md
     python -m benchmarks.fine_tuning --workdir DIR --tokens 4000 --only tuneline-on,trl-on
 
-Everything lands in --workdir: LLaMA-Factory's environment, the rows, the adapters, the logs, and results.json. Without --data the rows are
-the demo's. A contestant that cannot be installed, or fails, is listed on the page with its error. --only may also name the peers with further
-settings: trl-off-kept and so on without gradient checkpointing, trl-off-best and so on with micro-batches as well.
+--workdir contains LLaMA-Factory's environment, the rows, the adapters, the logs and results.json. Without --data, the rows are those of the
+demo. The page lists a contestant that cannot be installed or fails with its error. --only also accepts the peers with further settings:
+trl-off-kept and so on run without gradient checkpointing, trl-off-best and so on also with micro-batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KNOWN = {one.name: one for one in (*tuners.CONTESTANTS, *tuners.FURTHER)}
 
 @dataclass(frozen=True)
 class Arena:
-    """What all contestants are given: a folder, its rows, the base model as a folder in float32, settings, and LLaMA-Factory's Python."""
+    """The inputs of all contestants: a folder, the rows, the base model as a float32 folder, settings, and LLaMA-Factory's Python."""
 
     folder: Path
     model: Path
@@ -52,7 +52,7 @@ class Arena:
 
 
 def main() -> None:
-    """Measure the contestants asked for, keep the results, and write the page."""
+    """Measure the requested contestants, store the results, and write the page."""
     args = _arguments()
     workdir = args.workdir.resolve()
     workdir.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read(data: Path | None, workdir: Path) -> tuple[str, list[tuning_rows.Row]]:
-    """The rows and what they are called."""
+    """Return the rows and their name."""
     if data:
         return data.name, tuning_rows.read(data)
     from components.data_curation import python_docs
@@ -200,7 +200,7 @@ def _described(chosen: Chosen, max_length: int) -> dict[str, Any]:
 
 
 def _base(workdir: Path) -> Path:
-    """The base model as a folder for the peers: its own files, and a configuration that has them held in float32."""
+    """Return a folder with the base model for the peers: its files, and a configuration that loads them in float32."""
     source, folder = model_loading.resolve_base_model(SOURCE).path, workdir / "model"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -213,7 +213,7 @@ def _base(workdir: Path) -> Path:
 
 
 def compete(contestants: Sequence[Contestant], arena: Arena, rounds: int) -> list[dict[str, Any]]:
-    """All contestants in turns, so many rounds, and of each what its rounds come to."""
+    """Run all contestants in alternation for this number of rounds; return the results of each."""
     measured: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contestants}
     for _ in range(rounds):
         for one in contestants:
@@ -235,7 +235,7 @@ def _about(contestant: Contestant, arena: Arena) -> dict[str, Any]:
 
 
 def trained(contestant: Contestant, arena: Arena, *, is_profiled: bool = False) -> dict[str, Any]:
-    """One training: its own figures, and the cost of the whole command. Raises PeerError."""
+    """Run one training run; return its figures and the cost of the whole command. Raises PeerError."""
     folder = arena.folder / "runs" / contestant.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -255,13 +255,13 @@ def trained(contestant: Contestant, arena: Arena, *, is_profiled: bool = False) 
 def profiles(
     contestants: Sequence[Contestant], ratios: Sequence[dict[str, Any]], arena: Arena
 ) -> dict[str, dict[str, float]]:
-    """Train once more, under torch's profiler, those that are compared without packing. Raises PeerError."""
+    """Train the contestants that are compared without packing once more under torch's profiler. Raises PeerError."""
     names = {pair[side] for pair in ratios if pair["label"] == "packing off" for side in ("ours", "theirs")}
     return {one.name: trained(one, arena, is_profiled=True)["profile"] for one in contestants if one.name in names}
 
 
 def _environment(arena: Arena, folder: Path) -> dict[str, str]:
-    """The same threads for everyone, nothing from any network, and no cache of an earlier run."""
+    """Return variables that give each contestant the same threads, no network and an empty cache."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TUNELINE_THREADS"), str(arena.settings["threads"]))
     return {
         "PYTHONPATH": str(machine.ROOT),
@@ -273,7 +273,7 @@ def _environment(arena: Arena, folder: Path) -> dict[str, str]:
 
 
 def last_line(path: Path) -> dict[str, Any]:
-    """The figures that a script printed, after whatever its trainer printed. Raises PeerError where there are none."""
+    """Return the figures in the last line that a script printed. Raises PeerError if it printed none."""
     lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("{")]
     try:
         return dict(json.loads(lines[-1]))
@@ -293,7 +293,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def held_out_losses(measured: list[dict[str, Any]], arena: Arena) -> dict[str, float]:
-    """The loss of the base and of each adapter on the rows held out, in a process of its own. A failure is told, and loses only these."""
+    """Return the held-out loss of the base and of each adapter, from a separate process. A failure is reported and affects only these losses."""
     folder = arena.folder / "held-out"
     folder.mkdir(exist_ok=True)
     adapters = {"base": None, **{row["name"]: row["adapter"] for row in measured if "adapter" in row}}

@@ -1,9 +1,10 @@
-"""One measure for every contestant: the loss of its adapter on rows that none trained on.
+"""The held-out loss of each contestant's adapter, measured by one evaluator on rows that no contestant trained on.
 
 python -m benchmarks.held_out REQUEST.json
 
-REQUEST.json is {"base": source, "rows": FILE, "max_length": tokens, "adapters": {name: folder or null}}; null is the base model itself.
-Prints {name: loss}: cross-entropy in float32, nats, the mean over the tokens of all answers, rendered by the model's own template.
+REQUEST.json is {"base": source, "rows": FILE, "max_length": tokens, "adapters": {name: folder or null}}; null stands for the base model.
+The program prints {name: loss}: the mean float32 cross-entropy in nats over the tokens of all answers, rendered with the model's chat
+template.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from components.common.models import chat_templates, model_loading
 
 
 def losses(request: dict[str, Any]) -> dict[str, float]:
-    """The loss of each adapter."""
+    """Return the loss of each adapter."""
     import torch
 
     model_loading.prepare_torch(0, "cpu")
@@ -39,7 +40,7 @@ def losses(request: dict[str, Any]) -> dict[str, float]:
 
 
 def _loss(model: Any, rows: list[chat_templates.EncodedConversation]) -> float:
-    """One row after the other, so that none is padded and none sees another."""
+    """Compute the loss row by row, so that no row is padded or attends to another."""
     import torch
     from torch.nn.functional import cross_entropy
 

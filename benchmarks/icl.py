@@ -1,7 +1,8 @@
-"""Rows of MosaicML's in-context-learning files as likelihood requests: (context, continuation) pairs, and which of them is right.
+"""Rows of MosaicML's in-context-learning files as likelihood requests: (context, continuation) pairs and the correct one.
 
-Three forms: a query with choices; two beginnings with one continuation (Winograd schemas); a context with the words that end it (LAMBADA).
-Option tasks ask for one token: the letter of an option, or yes or no. `<task>_5shot` puts five answered questions before each question.
+The files have three forms: a query with choices; two beginnings with one continuation (Winograd schemas); a context with its last words
+(LAMBADA). Option tasks request one token: the letter of an option, or yes or no. `<task>_5shot` puts five answered questions before each
+question.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Item = dict[
 
 
 def read(folder: Path, task: str, rows: int | None) -> tuple[list[Item], str]:
-    """The first rows of a task's file (None: all), and the sha256 of what was read. Raises FileNotFoundError.
+    """Return the first rows of a task's file (None: all), and the sha256 of these rows. Raises FileNotFoundError.
 
     The examples of a few-shot task are the last rows of its file, which no option task scores.
     """
@@ -54,7 +55,7 @@ def _digest(lines: Sequence[str]) -> str:
 
 
 def option_item(row: dict[str, Any], header: str = "") -> Item:
-    """One row as requests of one token each: choices of several words are listed, and their letters are the options."""
+    """Return a row as requests of one token each: choices of several words are listed, and their letters are the options."""
     query, options = row["query"].strip().removesuffix("\nAnswer:"), row["choices"]
     if any(" " in option or len(option) > len("yes") for option in options):
         options = list(LETTERS[: len(options)])
@@ -63,7 +64,7 @@ def option_item(row: dict[str, Any], header: str = "") -> Item:
 
 
 def item(row: dict[str, Any]) -> Item:
-    """One row as requests. A question is followed by "Answer:", as MosaicML's own settings for these files have it."""
+    """Return a row as requests. A question is followed by "Answer:", as in MosaicML's settings for these files."""
     if "context_options" in row:
         pairs = [[context, f" {row['continuation']}"] for context in row["context_options"]]
         return {"requests": pairs, "gold": row["gold"]}
@@ -75,7 +76,7 @@ def item(row: dict[str, Any]) -> Item:
 
 
 def right(items: Sequence[Item], answers: Sequence[tuple[float, bool]]) -> list[bool]:
-    """Of each item whether it was answered rightly. `answers` are (log-likelihood, greedy) of all requests, one item after the other."""
+    """Return for each item whether the answer is correct. `answers` are (log-likelihood, greedy) of all requests, item by item."""
     verdicts, at = [], 0
     for one in items:
         mine = answers[at : at + len(one["requests"])]

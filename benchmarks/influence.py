@@ -1,9 +1,9 @@
-"""Explanations beside the truth: row scores beside retrainings on random halves, word scores beside deletions.
+"""Benchmark of explanations: row scores against retraining on random halves, and word scores against deletions.
 
-python -m benchmarks.influence --markdown docs/reference/benchmarks-explanation.md
+    python -m benchmarks.influence --markdown docs/reference/benchmarks-explanation.md
 
-The linear datamodeling score (LDS; Park et al., TRAK, arXiv 2303.14186, section 4) is Spearman's rank correlation, over the
-retrainings, between the answer's log-probability and the sum of the scores of the rows that a retraining saw.
+The linear datamodeling score (LDS; Park et al., TRAK, arXiv 2303.14186, section 4) is Spearman's rank correlation, over the retrainings,
+between the answer's log-probability and the sum of the scores of the rows that a retraining saw.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A load client for a language model behind Triton: how long until the first token, how long a token, how many tokens per second.
+"""A load client for a language model behind Triton: time to first token, time per token, and tokens per second.
 
     python -m benchmarks.load --url 127.0.0.1:8001 --model tuneline --clients 1,4,16 --rate 1,2 --requests 64 --max-tokens 32
     python -m benchmarks.load --url 127.0.0.1:8001 --model tuneline --clients 16 --whole --prompts FILE --json FILE
 
---clients is a closed loop: each client asks again as soon as it is answered. --rate is an open loop: requests arrive as they do from people
-who do not know of each other (a Poisson process), however long the others take, and their times run from the moment they were due.
+--clients runs a closed loop: each client sends its next request when the previous one is answered. --rate runs an open loop: requests
+arrive independently (a Poisson process), however long earlier ones take, and times count from the moment when a request was due.
 
-A request goes to NAME_stream over a gRPC stream of its own, or with --whole to NAME by a unary call.
+A request goes to NAME_stream over a separate gRPC stream or, with --whole, to NAME by a unary call.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ def measure(
     server: int = 0,
     reporter: Reporter | None = None,
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """Ask everything, by so many clients or at such a rate a second. `server` is the process id of a server on this machine, whose CPU
-    seconds are then told too. Returns figures() and the answers in the order of the requests."""
+    """Send all requests, from a number of clients or at a rate per second; return `figures` and the answers in the order of the requests.
+
+    Args:
+        server: process ID of a server on this machine, whose CPU seconds are also reported.
+    """
     came: list[Sent] = []
     say = reporter or SilentReporter()
 
@@ -68,7 +71,7 @@ def measure(
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds that a process and what it started have taken so far; 0 for no process."""
+    """Return the CPU seconds that a process and its descendants have used; 0 without a process."""
     import psutil
 
     if not pid:
@@ -79,9 +82,10 @@ def cpu_of(pid: int) -> float:
 
 
 def figures(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Of answers measured together: counts, tokens per second from the first request to the last answer, and percentiles in seconds.
+    """Return the figures of answers that were measured together.
 
-    Only whole answers count for percentiles; `first_token` is of streamed ones, and None where there is none.
+    The figures are counts, tokens per second from the first request to the last answer, and percentiles in seconds. Percentiles cover
+    complete answers only; `first_token` covers streamed answers and is None without any.
     """
     good = [answer for answer in answers if answer.good]
     streamed = [answer for answer in good if answer.streamed]
@@ -104,7 +108,7 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """The 50th, 90th and 99th percentile, between neighbours in proportion; None of nothing."""
+    """Return the 50th, 90th and 99th percentile by linear interpolation; None without values."""
     import numpy as np
 
     if not values:
@@ -115,7 +119,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def prompts_of(path: Path) -> list[Fields]:
-    """A file's requests: one prompt a line, or, in a .jsonl file, one object of inputs a line. Raises UsageError."""
+    """Return the requests in a file: one prompt per line or, in a .jsonl file, one object of inputs per line. Raises UsageError."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         found = [json.loads(line) if path.suffix == ".jsonl" else {"text_input": line} for line in lines]
@@ -131,7 +135,7 @@ def prompts_of(path: Path) -> list[Fields]:
 
 
 def told(level: Mapping[str, Any]) -> str:
-    """A level's figures as a line for the terminal; times are the percentiles 50, 90 and 99 in milliseconds."""
+    """Return the figures of a load level as a line for the terminal; times are the percentiles 50, 90 and 99 in milliseconds."""
     load = f"{level['clients']:3} clients" if level["clients"] else f"{level['rate']:g} a second"
     times = [
         f"{name} {_milliseconds(level[key])}"
@@ -149,7 +153,7 @@ def _milliseconds(found: Mapping[str, float] | None) -> str:
 
 
 def check_ready(target: Target, streamed: bool) -> None:
-    """Raise EngineMissingError where the server does not answer, or does not have the model."""
+    """Raise EngineMissingError if the server does not answer or does not have the model."""
     from tritonclient import grpc
     from tritonclient.utils import InferenceServerException
 
@@ -168,7 +172,7 @@ def check_ready(target: Target, streamed: bool) -> None:
 
 
 def main() -> None:
-    """Measure every level asked for, print a line each, and write the JSON."""
+    """Measure all requested levels, print a line for each, and write the JSON file."""
     args = _arguments()
     reporter = create_console_reporter()
     try:
@@ -202,7 +206,7 @@ def _measured(args: argparse.Namespace, reporter: Reporter) -> list[dict[str, An
 
 
 def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
-    """What reads a list of positive numbers from the command line, such as 1,4,16."""
+    """Return a parser of a list of positive numbers from the command line, such as 1,4,16."""
 
     def parse(text: str) -> list[Any]:
         found = [kind(part) for part in text.split(",") if part]

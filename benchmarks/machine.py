@@ -1,4 +1,4 @@
-"""What a measurement was made with: the command, the code and the machine; and on which day."""
+"""The circumstances of a measurement: command, commit, machine and date."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACES = {
 
 
 def circumstances(module: str) -> dict[str, Any]:
-    """Of the program that runs. memory is bytes, load that of the last five minutes."""
+    """Return the circumstances of this program. `memory` is in bytes; `load` is the average of the last five minutes."""
     models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
         "command": f"python -m {module} " + shlex.join(anywhere(sys.argv[1:])),
@@ -46,7 +46,7 @@ def describe_commit(checkout: Path) -> str:
 
 
 def anywhere(arguments: list[str]) -> list[str]:
-    """The arguments as one would give them elsewhere: without the folders of this machine."""
+    """Return the arguments without the paths of this machine."""
     pairs = zip(["", *arguments], arguments, strict=False)
     return [PLACES.get(option) or (Path(given).name if given.startswith("/") else given) for option, given in pairs]
 

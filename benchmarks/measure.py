@@ -1,4 +1,4 @@
-"""What a command costs: CPU and wall seconds, memory and disk of all the processes it starts."""
+"""The cost of a command: CPU and wall seconds, memory and disk of all its processes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ LEFTOVER_TIMEOUT_SECONDS = 10  # for processes that the command left behind
 class Cost:
     """The cost of a command and of all its descendants.
 
-    cpu and wall are seconds. rss and pss are the peaks of the sums over all processes, in bytes: rss counts memory that processes share
-    once for each of them, pss once. disk is the most that the watched folders held beyond what they held before. parts are the CPU seconds
-    of each kind of process, as far as they were seen (a process that ends between two looks is missing here, not in cpu), and memory is the
-    peak of each kind's rss.
+    Attributes:
+        cpu, wall: Seconds.
+        rss, pss: Peaks of the sums over all processes in bytes. Shared memory counts once per process in rss, and once in pss.
+        disk: Largest growth of the watched folders in bytes.
+        parts: CPU seconds by kind of process, as sampled; a process that ends between two samples counts only in cpu.
+        memory: Peak rss by kind of process in bytes.
     """
 
     command: list[str]
@@ -55,11 +57,10 @@ def run(
     environment: dict[str, str] | None = None,
     stdout: Path | None = None,
 ) -> Cost:
-    """Run a command to its end and return its cost. What it says goes to `log`, or its standard output to a file of its own. A failure is
-    told by the return code.
+    """Run a command to its end and return its cost; the return code reports a failure.
 
-    The measuring is done by a process of its own: below it stands the command and nothing else, so that no other child of the caller
-    is counted, or ended with the command.
+    The output goes to `log`, or standard output to a separate file. A separate process measures the command and has no other child, so
+    that no other child of the caller is counted or killed.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as apart:
         return apart.submit(_measured, command, log, watched, cwd, environment, stdout).result()
@@ -120,7 +121,7 @@ def _look(cost: Cost, seen: dict[psutil.Process, tuple[str, float]]) -> None:
 
 
 def _label(command: list[str]) -> str:
-    """The module or program a process runs, without its paths."""
+    """Return the module or program that a process runs, without paths."""
     if "-m" in command[1:]:
         return command[command.index("-m") + 1]
     if "-c" in command[1:]:
@@ -136,12 +137,12 @@ def _parts(seen: dict[psutil.Process, tuple[str, float]]) -> dict[str, float]:
 
 
 def pss_of(pid: int) -> int:
-    """What a process holds alone and its part of what it shares, in bytes; 0 where it is gone."""
+    """Return the private memory of a process plus its share of shared memory, in bytes; 0 if it has ended."""
     return rollup(pid).get("Pss", 0)
 
 
 def rollup(pid: int) -> dict[str, int]:
-    """The kernel's sums over all of a process's memory, in bytes, such as Rss, Pss and Anonymous; nothing where it is gone."""
+    """Return the kernel's sums over the memory of a process in bytes, such as Rss, Pss and Anonymous; empty if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -159,7 +160,7 @@ def _size(folder: Path) -> int:
 
 
 def _end(seen: dict[psutil.Process, tuple[str, float]]) -> None:
-    """Wait for what the command left behind, end what does not, and count it all."""
+    """Wait for the remaining processes of the command, kill those that do not end, and count all of them."""
     _, alive = psutil.wait_procs(list(seen), timeout=LEFTOVER_TIMEOUT_SECONDS)
     for left in alive:
         with suppress(psutil.Error):

@@ -1,10 +1,10 @@
-"""The evaluation's metrics beside well-kept implementations of others, item by item on real data.
+"""Comparison of the evaluation's metrics with maintained implementations of others, item by item on real data.
 
     python -m benchmarks.metrics_agreement --data DIR [--model FOLDER] [--items 200]
 
-DIR holds gsm8k_train.jsonl.gz (OpenAI's grade-school-math), and for the tasks by likelihood icl_*.jsonl[.gz] of MosaicML's suite for
-in-context learning; those are compared with lm-eval's hf backend over the model in FOLDER, or a tiny random one. A file that is not there
-is left out.
+DIR contains gsm8k_train.jsonl.gz (OpenAI's grade-school-math) and, for the likelihood tasks, icl_*.jsonl[.gz] of MosaicML's
+in-context-learning suite. Likelihood tasks are compared with lm-eval's hf backend on the model in FOLDER, or on a tiny random one. Missing
+files are skipped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many items two implementations scored, and the first on which they differ ("" for none)."""
+    """The number of items that two implementations scored, and the first item with different scores ("" for none)."""
 
     what: str
     items: int
@@ -68,13 +68,13 @@ class Agreement:
     first: str = ""
 
     def line(self) -> str:
-        """A line to print."""
+        """Return a line to print."""
         told = f"{self.what}: {self.items - self.differing:,} of {self.items:,} items agree"
         return told + (f"; the first that does not: {self.first}" if self.first else "")
 
 
 def compared(what: str, ours: Sequence[Any], theirs: Sequence[Any], near: float = NEAR) -> Agreement:
-    """Two lists of scores, item by item."""
+    """Compare two lists of scores item by item."""
     different = [place for place, pair in enumerate(zip(ours, theirs, strict=True)) if not _same(*pair, near)]
     first = f"item {different[0]}: {ours[different[0]]} and {theirs[different[0]]}" if different else ""
     return Agreement(what, len(ours), len(different), first)
@@ -85,7 +85,7 @@ def _same(one: Any, other: Any, near: float) -> bool:
 
 
 def final_numbers(data: Path) -> Iterator[Agreement]:
-    """GSM8K's own solutions, and the same without their mark's place in the text."""
+    """Compare the extraction of numbers from GSM8K's solutions with OpenAI's; also with the number in a box or a sentence."""
     answers = [one.get_text("answer") for one in record_files.read_records(str(data / "gsm8k_train.jsonl.gz"))]
     theirs = [
         found[1].strip().replace(",", "") if (found := OPENAI.search(answer)) else "[invalid]" for answer in answers
@@ -111,7 +111,7 @@ def _number(text: str) -> float:
 
 
 def likeness(data: Path, items: int) -> Iterator[Agreement]:
-    """Neighbouring solutions of GSM8K as answer and reference: exact match and F1, ROUGE-L, chrF."""
+    """Compare neighbouring solutions of GSM8K as answer and reference: exact match and F1, ROUGE-L, chrF."""
     rows = [one.get_text("answer") for one in record_files.read_records(str(data / "gsm8k_train.jsonl.gz"))][
         : items + 1
     ]
@@ -138,7 +138,7 @@ def likeness(data: Path, items: int) -> Iterator[Agreement]:
 
 
 def _chrf(answer: str, reference: str, longest: int = 6, beta: float = 2.0) -> float:
-    """chrF from 0 to 100: F of the mean precision and recall of character n-grams without white space (Popović 2015, as sacrebleu)."""
+    """Return chrF from 0 to 100: F of the mean precision and recall of character n-grams without white space (Popović 2015, as in sacrebleu)."""
     said, wanted = ("".join(text.split()) for text in (answer, reference))
     precisions, recalls = [], []
     for n in range(1, longest + 1):
@@ -154,7 +154,7 @@ def _chrf(answer: str, reference: str, longest: int = 6, beta: float = 2.0) -> f
 
 
 def _rouge(answer: str, reference: str) -> float:
-    """ROUGE-L's F-measure from the longest common subsequence, by its recurrence (Lin 2004, section 3)."""
+    """Return the ROUGE-L F-measure from the longest common subsequence, by its recurrence (Lin 2004, section 3)."""
     said, wanted = (re.findall(r"[a-z0-9]+", text.lower()) for text in (answer, reference))
     row = [0] * (len(wanted) + 1)
     for word in said:
@@ -167,7 +167,7 @@ def _rouge(answer: str, reference: str) -> float:
 
 
 def likelihoods(data: Path, model: Path | None, items: int) -> Iterator[Agreement]:
-    """Our tasks over our engine beside lm-eval's over its hf backend, on the same rows and the same loaded model."""
+    """Compare tuneline's tasks and engine with lm-eval's hf backend, on the same rows and the same loaded model."""
     with tempfile.TemporaryDirectory() as folder:
         engine = _engine(model, Path(folder) / "model")
         for name in CHOICES:
@@ -248,7 +248,7 @@ def _engine(model: Path | None, folder: Path) -> Any:
 
 
 def main() -> int:
-    """Compare all that can be compared; exit code 1 where an item differs."""
+    """Run all possible comparisons; exit with status 1 if an item differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="Folder of the public files.")
     parser.add_argument("--model", type=Path, help="Model in the Hugging Face layout. Default: a tiny random model.")

@@ -1,4 +1,4 @@
-"""Write docs/reference/benchmarks-curation.md, which is not edited by hand, and tables and facts of the other pages."""
+"""Write docs/reference/benchmarks-curation.md, which is not edited by hand, and provide tables and facts of the other pages."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ ASKED = """Consequences:
 
 
 def markdown(results: dict[str, Any], previous: str = "") -> str:
-    """The page: the measured parts, and the sections of the previous page for the others."""
+    """Return the page: the measured parts, and the sections of the previous page for the others."""
     writers = {
         "fuzzy": _fuzzy,
         "public": _public,
@@ -265,7 +265,7 @@ def _run(run: dict[str, Any]) -> list[str]:
 
 
 def _profile(part: dict[str, Any]) -> str:
-    """CPU seconds by process, and by module."""
+    """Return the CPU seconds by process and by module."""
     texts = []
     if parts := part["runs"][0]["cost"]["parts"]:
         texts.append("CPU seconds of the default by process, as sampled:\n")
@@ -277,7 +277,9 @@ def _profile(part: dict[str, Any]) -> str:
         )
     if profile := part["profile"]:
         whole = sum(profile.values())
-        texts.append("By module, including the overhead of cProfile; the time of a library is attributed to its caller:\n")
+        texts.append(
+            "By module, including the overhead of cProfile; the time of a library is attributed to its caller:\n"
+        )
         rows = [
             [f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"]
             for name, seconds in profile.items()

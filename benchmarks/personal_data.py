@@ -1,13 +1,13 @@
-"""Recall and precision of the personal data detectors, and what they cost.
+"""Recall, precision and cost of the personal data detectors.
 
     python -m benchmarks.personal_data annotated generated_small.json    texts with spans, in Presidio's format
     python -m benchmarks.personal_data generated --texts 20000            sentences filled by Faker (pip install faker)
     python -m benchmarks.personal_data phones generated_small.json       phone numbers: tuneline, presidio and phonenumbers
-    python -m benchmarks.personal_data counted texts.jsonl                findings by kind in any texts, and the cost of a text
+    python -m benchmarks.personal_data counted texts.jsonl                findings by kind in any texts, and the cost per text
 
-`--model` names the folder of a spaCy model to find names with (pip install presidio-analyzer spacy). A structured finding is right when
-it is the annotated span to the character, a name when it overlaps one of its kind. No value is ever printed. `phones` also compares the
-engines on sentences filled by Faker; it requires presidio-analyzer, which installs phonenumbers.
+`--model` is the folder of a spaCy model that finds names (pip install presidio-analyzer spacy). A structured finding is correct if it equals
+the annotated span, and a name if it overlaps a name. No value is ever printed. `phones` also compares the engines on sentences filled by
+Faker; it requires presidio-analyzer, which installs phonenumbers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ Finder = Callable[[str], list[Span]]
 
 @dataclass
 class Score:
-    """Annotated and found spans by kind, and how many of each are right."""
+    """Annotated and found spans by kind, and the number of correct ones."""
 
     annotated: Counter[str] = field(default_factory=Counter)
     recalled: Counter[str] = field(default_factory=Counter)
@@ -104,7 +104,7 @@ class Score:
         self.right.update(one[0] for one in found if any(_same(one, other) for other in wanted))
 
     def table(self) -> str:
-        """Markdown, a line a kind."""
+        """Return a Markdown table with a row per kind."""
         lines = ["| kind | annotated | found | right | recall | precision |", "|---|---|---|---|---|---|"]
         for kind in sorted(self.annotated | self.found):
             recall, precision = (
@@ -198,7 +198,7 @@ def compare_phone_engines(paths: list[Path], texts: int, seed: int) -> str:
 
 
 def generated(texts: int, seed: int) -> tuple[Score, Score, Score]:
-    """The scores on sentences that name what they hold, on ones that do not, and on other things with digits (where all is wrong)."""
+    """Return the scores on sentences that name the kind of their value, on sentences that do not, and on other text with digits."""
     chance = random.Random(seed)  # noqa: S311
     makers, others = _makers(seed)
     said, unsaid, wrong = Score(), Score(), Score()
@@ -214,7 +214,7 @@ def generated(texts: int, seed: int) -> tuple[Score, Score, Score]:
 
 
 def _makers(seed: int) -> tuple[dict[str, list[Callable[[], str]]], list[Callable[[], str]]]:
-    """Makers of values by kind, and of other things. Faker's IBANs of en_IN and zh_CN have the country GB and a character too few: left out."""
+    """Return makers of values by kind, and of other values. Faker's IBANs of en_IN and zh_CN are omitted: they have the country GB and lack a character."""
     from faker import Faker  # type: ignore[import-not-found,unused-ignore]
 
     Faker.seed(seed)
@@ -234,7 +234,7 @@ def _makers(seed: int) -> tuple[dict[str, list[Callable[[], str]]], list[Callabl
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """Every string in a file of JSON lines, or every line of any other file; also gzip."""
+    """Yield every string in a JSON Lines file, or every line of any other file; both may be gzipped."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     for line in raw.decode("utf-8", "replace").splitlines():
         yield from _strings(json.loads(line)) if ".jsonl" in path.name and line else [line]
@@ -249,7 +249,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def counted(texts: Iterable[str], names: NamesConfig) -> Score:
-    """Findings by kind in texts that nobody annotated."""
+    """Count the findings by kind in texts without annotations."""
     score = Score()
     for text in texts:
         score.add(text, [], make_finder(names))
@@ -257,7 +257,7 @@ def counted(texts: Iterable[str], names: NamesConfig) -> Score:
 
 
 def main() -> None:
-    """See the head of this file."""
+    """Run the command; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("annotated", "generated", "phones", "counted"))
     parser.add_argument("files", nargs="*", type=Path)

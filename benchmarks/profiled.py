@@ -1,6 +1,6 @@
-"""Where the CPU time of a command goes, by the module of ours that spends it or has it spent by a library.
+"""CPU time of a command by tuneline module; the time of a library counts for the module that calls it.
 
-The command runs with `environment(folder)`; every Python process of it then leaves a profile in the folder, which `summary` adds up.
+The command runs with `environment(folder)`; each of its Python processes then writes a profile to the folder, and `summary` adds them up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUNDS = 60  # how far up a chain of library calls time is passed on
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What makes a command, and what it starts, profile themselves into an existing folder."""
+    """Return variables with which a command and its children write profiles to an existing folder."""
     return {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks" / "profiling"), str(ROOT)]),
         "PROFILE_FOLDER": str(folder),
@@ -25,7 +25,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def summary(folder: Path) -> dict[str, float]:
-    """CPU seconds by module over all processes that left a profile, most first."""
+    """Return the CPU seconds by module over all profiled processes, largest first."""
     total: dict[str, float] = defaultdict(float)
     for file in sorted(folder.glob("*.pstats")):
         for name, seconds in by_module(pstats.Stats(str(file)).stats).items():  # type: ignore[attr-defined]
@@ -34,8 +34,11 @@ def summary(folder: Path) -> dict[str, float]:
 
 
 def by_module(stats: dict[Any, Any]) -> dict[str, float]:
-    """Seconds by module of ours. A library's own time goes to its callers, in the shares of the time they waited for it, until it has come
-    to a module of ours; what comes to none is `start and libraries`."""
+    """Return seconds by module of tuneline.
+
+    The own time of a library goes to its callers, in proportion to the time of their calls, up to a module of tuneline; time without such a
+    caller is `start and libraries`.
+    """
     held = {function: float(entry[2]) for function, entry in stats.items()}
     total: dict[str, float] = defaultdict(float)
     for _ in range(ROUNDS):
@@ -57,7 +60,7 @@ def by_module(stats: dict[Any, Any]) -> dict[str, float]:
 
 
 def module_of(file: str) -> str:
-    """The module of ours that a source file is, such as components.data_curation.rows, or nothing."""
+    """Return the tuneline module of a source file, such as components.data_curation.rows; "" for any other file."""
     try:
         parts = Path(file).resolve().relative_to(ROOT).with_suffix("").parts
     except ValueError:

@@ -1,9 +1,9 @@
-"""Every objective × adaptation in a short real run on the embedded model: does each learn?
+"""A short real training run of every objective × adaptation on the embedded model, which checks that each recipe learns.
 
     python -P -m benchmarks.recipes --sft ROWS --text ROWS --dpo ROWS --kto ROWS --markdown docs/reference/recipes.md
 
-Each file is curated and each recipe trained by tuneline's own commands. What is compared is the validation loss, on rows that were not
-trained on, before the first step and at the best checkpoint; for preferences the margin between wanted and unwanted answers too.
+tuneline's commands curate each file and train each recipe. The table compares the validation loss before the first step with that of the
+best checkpoint and, for preferences, the margin between chosen and rejected answers.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _trained(objective: str, adaptation: str, dataset: Path, workdir: Path) -> d
 
 
 def page(rows: Sequence[dict[str, Any]], files: dict[str, str]) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     learned = sum(row["validation_loss"] < row["validation_loss_before"] for row in rows)
     head = [
         "# Recipes in short runs",

@@ -1,11 +1,11 @@
-"""How well a tool removed duplicates, by one measure for all: the documents it removed against all true pairs of the corpus.
+"""Scores of a tool's removals: the removed documents compared with all true pairs of the corpus.
 
-recall     of the true pairs, the share that no longer stand together: at least one of the two was removed
-precision  of the removed documents, the share that are in a true pair
-far        of the removed documents, the share with no true partner that stays, so that nothing left says the same (tools that remove
-           whole chains have many: a is like b and b like c, so c goes for a)
+recall     share of the true pairs with at least one document removed
+precision  share of the removed documents that are in a true pair
+far        share of the removed documents without a true partner among the kept documents (tools that remove whole chains have many:
+           if a is similar to b and b to c, they remove c for a)
 
-Which document of a pair or group stays is left to the tool.
+A tool may keep any document of a pair or group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Score:
-    """The measures of one removal; recall_high is that of the pairs with a similarity of 0.8 and more."""
+    """The scores of one removal; recall_high is the recall of the pairs with a similarity of at least 0.8."""
 
     removed: int
     recall: float
@@ -30,7 +30,7 @@ class Score:
 
 
 def score(removed: Iterable[int], pairs: Any, similarity: Any, documents: int, high: float = 0.8) -> Score:
-    """Score the removed documents' numbers against the true pairs (int64, pairs × 2) and their similarities."""
+    """Score the numbers of the removed documents against the true pairs (int64, pairs × 2) and their similarities."""
     import numpy
 
     gone: Any = numpy.zeros(documents, dtype=bool)
@@ -56,7 +56,7 @@ def _share(flags: Any) -> float:
 
 
 def surplus(pairs: Any, documents: int) -> int:
-    """How many documents would go if of every group that true pairs join, over any number of steps, one stayed."""
+    """Return the number of documents to remove if one of each connected group remains."""
     import numpy
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

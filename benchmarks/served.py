@@ -1,4 +1,4 @@
-"""What the serving benchmark and the soak serve: a model whose answers never end by themselves, prompts of known lengths, and packages."""
+"""Models, prompts and packages of the serving benchmark and the soak: answers without end, and prompts of known lengths."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ RANDOM = "random:27m"
 
 
 def model(source: str, folder: Path, *, endless: bool = True) -> Path:
-    """The model of a source, or a random one for RANDOM, in `folder`.
+    """Return the model of a source, or a random one for RANDOM, in `folder`.
 
-    An endless model has no end token: every answer has the tokens asked for, and JSON schemas are not supported.
+    An endless model has no end token: every answer has the requested number of tokens, and JSON schemas are not supported.
     """
     if not (folder / "config.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -65,7 +65,7 @@ def _without_end(path: Path) -> None:
 
 
 def parameters(folder: Path) -> int:
-    """How many numbers a model's weights hold."""
+    """Return the number of a model's parameters."""
     from safetensors import safe_open
 
     total = 0
@@ -81,9 +81,9 @@ def parameters(folder: Path) -> int:
 
 
 def prompts(folder: Path, lengths: Sequence[int], count: int, seed: int = 0) -> list[str]:
-    """So many texts of these lengths by turns, in tokens of the model in `folder`: runs of sentences of this Python's documentation.
+    """Return texts of these lengths in turn, in tokens of the model in `folder`: sentences of this Python's documentation.
 
-    A text cut within a word may be read back as a token more or less.
+    A text that is cut within a word may have one token more or less.
     """
     draw, tokenizer = random.Random(seed), model_loading.load_tokenizer(folder)  # noqa: S311 - no secret
     pool = corpus.sentences()
@@ -97,6 +97,6 @@ def prompts(folder: Path, lengths: Sequence[int], count: int, seed: int = 0) -> 
 
 
 def packaged(folder: Path, output: Path, slots: int) -> Path:
-    """The package of the model in `folder`, as `tuneline package` makes it, with so many slots. One that is there is left as it is."""
+    """Return the package of the model in `folder` with this number of slots, as `tuneline package` builds it. An existing package is reused."""
     config = TritonPackagingConfig(model_name=NAME, slots=slots, dtype="float32", prove=False)
     return package(model_loading.open_model(folder), output, config, seed=0, reporter=SilentReporter()).path

@@ -1,13 +1,12 @@
-"""Serving, measured: our package at many clients beside one answer at a time, plain generate, and vLLM, in turns in one run; then the
-gateway's CPU time per request and per streamed token.
+"""Benchmark of serving: a package, the package with one slot, plain generate and vLLM, and the CPU time of the gateway.
 
     python -m benchmarks.serving --workdir DIR --markdown docs/reference/benchmarks-serving.md
     python -m benchmarks.serving --workdir DIR --vllm-python /path/to/vllm/bin/python --markdown docs/reference/benchmarks-serving.md
     python -m benchmarks.serving --workdir DIR --rounds 1 --requests 2 --clients 1,4 --rates 2
 
-All that is served is served by the same Triton server binary, each contestant by a server of its own; all servers are up the whole time,
-and the load goes to one after the other. The model is a random one of 27M parameters unless --model names another; it has no end token, so
-that every answer has all its tokens. Everything lands in --workdir: the models, the packages, the servers' logs, and results.json.
+Each contestant has a separate server of the same Triton binary. All servers run the whole time, and the load goes to one after the other.
+By default, the model is a random one with 27M parameters and without an end token, so that every answer has all its tokens. --workdir
+contains the models, the packages, the servers' logs and results.json.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ IDLE = 5.0  # seconds over which the servers' rest is looked at
 
 @dataclass(frozen=True)
 class Contestant:
-    """What is served: a model repository, the models to load, and the one that streams."""
+    """A served system: a model repository, the models to load, and the model that streams."""
 
     name: str
     repository: Path
@@ -57,7 +56,7 @@ class Contestant:
 
 
 def main() -> None:
-    """Measure the contestants, keep the results, and write the page."""
+    """Measure the contestants, store the results, and write the page."""
     args = _arguments()
     workdir = args.workdir.resolve()
     workdir.mkdir(parents=True, exist_ok=True)
@@ -86,7 +85,7 @@ def main() -> None:
 
 
 def _contestants(args: argparse.Namespace, folder: Path, workdir: Path) -> tuple[list[Contestant], dict[str, str]]:
-    """Those that can be served, and why another cannot."""
+    """Return the contestants that can be served, and the reasons why others cannot."""
     stream = stream_model_name(served.NAME)
     found = [
         Contestant(name, served.packaged(folder, workdir / f"package-{slots}", slots), (served.NAME, stream), stream)
@@ -110,8 +109,10 @@ def compete(
     errors: dict[str, str],
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Every level of load for every contestant in turns, round after round; plain generate once a round. One whose server does not start
-    is put into `errors`."""
+    """Apply every load level to every contestant in alternation, round by round; run plain generate once per round.
+
+    The error of a contestant whose server does not start is added to `errors`.
+    """
     levels, plain, answers = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, list[Answer]]()
     with ExitStack() as stack:
         servers = _started(contestants, workdir, stack, errors, reporter)
@@ -155,7 +156,7 @@ def compete(
 
 
 def asks_of(texts: Sequence[str], args: argparse.Namespace, clients: int, rate: float) -> list[Ask]:
-    """The prompts by turns, each at least once: so many requests a client, or as many as arrive in so many seconds."""
+    """Return the prompts in turn, each at least once: a number of requests per client, or as many as arrive in a number of seconds."""
     count = args.requests * clients if clients else round(rate * args.seconds)
     fields = {"apply_chat_template": False, "max_tokens": args.max_tokens}
     return [Ask({"text_input": texts[number % len(texts)], **fields}) for number in range(max(count, len(texts)))]
@@ -184,21 +185,21 @@ def _started(
 def _level(
     one: Contestant, server: Server, asks: Sequence[Ask], clients: int, rate: float, seed: int, reporter: Reporter
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """One level of load, after a few requests that do not count."""
+    """Measure one load level after a few warm-up requests."""
     target = Target(server.grpc_url, one.stream, one.stream)
     load.measure(target, asks[: max(2, min(clients, 4))], clients=max(1, min(clients, 4)))
     return load.measure(target, asks, clients=clients, rate=rate, seed=seed, server=server.pid, reporter=reporter)
 
 
 def _idle(servers: Mapping[str, Server]) -> dict[str, float]:
-    """The share of a core that each server takes while nobody asks it anything."""
+    """Return the share of a core that each server uses without requests."""
     before = {name: load.cpu_of(server.pid) for name, server in servers.items()}
     time.sleep(IDLE)
     return {name: (load.cpu_of(server.pid) - before[name]) / IDLE for name, server in servers.items()}
 
 
 def _generate(texts: Sequence[str], folder: Path, args: argparse.Namespace, workdir: Path) -> dict[str, Any]:
-    """Plain generate in a process of its own. Raises PeerError."""
+    """Run plain generate in a separate process. Raises PeerError."""
     return dict(
         _apart("run_generate", {"model": str(folder), "texts": texts, "max_tokens": args.max_tokens}, args, workdir)
     )
@@ -207,7 +208,7 @@ def _generate(texts: Sequence[str], folder: Path, args: argparse.Namespace, work
 def _profile(
     texts: Sequence[str], folder: Path, package: Path, args: argparse.Namespace, workdir: Path
 ) -> list[dict[str, Any]]:
-    """Where the batch spends its time, in a process of its own. Raises PeerError."""
+    """Measure the parts of the batching engine's time in a separate process. Raises PeerError."""
     parameters = triton_config.read_config(package / served.NAME).parameters
     request = {
         "model": str(folder),
@@ -221,7 +222,7 @@ def _profile(
 
 
 def _apart(script: str, request: dict[str, Any], args: argparse.Namespace, workdir: Path) -> dict[str, Any]:
-    """What a script of benchmarks.peers says of a request. Raises PeerError."""
+    """Return the output of a script of benchmarks.peers for a request. Raises PeerError."""
     files = {kind: workdir / f"{script}.{kind}" for kind in ("json", "log", "out")}
     files["json"].write_text(json.dumps({**request, "threads": args.threads}), encoding="utf-8")
     command = [sys.executable, "-P", "-m", f"benchmarks.peers.{script}", str(files["json"])]
@@ -236,8 +237,10 @@ def _apart(script: str, request: dict[str, Any], args: argparse.Namespace, workd
 def _compared(
     answers: Mapping[str, Sequence[Answer]], plain: Sequence[dict[str, Any]], texts: Sequence[str]
 ) -> dict[str, Any]:
-    """For each contestant and number of clients (0: at a rate), how many answers there were and how many of them are not the text that the
-    same contestant gives alone, and not that of plain generate."""
+    """Return the number of answers and of different answers by contestant and number of clients (0: at a rate).
+
+    An answer is compared with the contestant's answer to a single client, and with that of plain generate.
+    """
     found = {}
     for key, came in answers.items():
         name, _, clients = key.rpartition(" ")

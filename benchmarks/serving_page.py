@@ -45,14 +45,14 @@ loop's thread and {writer:.3f} ms in the writer's thread (redaction, JSON, files
 
 
 def rounds(results: dict[str, Any], name: str, clients: int = 0, rate: float = 0.0) -> list[dict[str, Any]]:
-    """A contestant's levels at so many clients, or at a rate."""
+    """Return a contestant's levels with a number of clients, or at a rate."""
     return [
         one for one in results["levels"] if (one["contestant"], one["clients"], one["rate"]) == (name, clients, rate)
     ]
 
 
 def speed(results: dict[str, Any], name: str, clients: int = 1) -> float | None:
-    """Tokens per second, the median of the rounds; None of what was not measured."""
+    """Return the median tokens per second of the rounds; None if not measured."""
     if name == GENERATE:
         return median(one["tokens_per_second"] for one in results["generate"])
     found = [one["tokens_per_second"] for one in rounds(results, name, clients)]
@@ -60,19 +60,19 @@ def speed(results: dict[str, Any], name: str, clients: int = 1) -> float | None:
 
 
 def tokens_per_cpu_second(results: dict[str, Any], name: str, clients: int) -> float | None:
-    """Tokens per CPU second of the server with its models, the median of the rounds; None of what was not measured."""
+    """Return the median tokens per CPU second of the server with its models; None if not measured."""
     found = [one["tokens"] / one["cpu"]["server"] for one in rounds(results, name, clients)]
     return median(found) if found else None
 
 
 def seconds(levels: list[dict[str, Any]], key: str, rank: str) -> float | None:
-    """A percentile of the rounds, in seconds, the median; None of what was not measured."""
+    """Return the median of a percentile of the rounds in seconds; None if not measured."""
     found = [one[key][rank] for one in levels if one[key]]
     return median(found) if found else None
 
 
 def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each goal with the ratio found and whether it is met; only of what was measured. A goal of None is told for comparison."""
+    """Return the measured goals, each with its ratio and whether it is met. A ratio without a goal is for comparison."""
     many = max(results["settings"]["clients"])
     ours = speed(results, BATCHED, many)
     firsts = {name: seconds(rounds(results, name, many), "first_token", "p50") for name in (BATCHED, VLLM)}
@@ -112,12 +112,12 @@ def _goal(name: str, mine: float, theirs: float, goal: float | None, more: bool)
 
 
 def same(results: dict[str, Any]) -> bool:
-    """Whether our answers among many were those given alone, and whole."""
+    """Return whether answers among many clients are complete and equal those of a single client."""
     return not any(one["not_alone"] or one["short"] for one in results["texts"] if one["contestant"] != VLLM)
 
 
 def summary(results: dict[str, Any]) -> str:
-    """A few lines for the terminal."""
+    """Return a few lines for the terminal."""
     lines = [f"{one['name']}: {one['ratio']:.3g}{_wanted(one)}" for one in goals(results)]
     return "\n".join([*lines, f"answers among many clients equal those of a single client: {same(results)}"])
 
@@ -129,7 +129,7 @@ def _wanted(one: dict[str, Any]) -> str:
 
 
 def markdown(results: dict[str, Any], plot: str) -> str:
-    """The page; `plot` is the address of the plot."""
+    """Return the page; `plot` is the address of the plot."""
     settings = results["settings"]
     told = {**settings, "parameters": results["parameters"] / 1e6, "lengths": ", ".join(map(str, settings["lengths"]))}
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
@@ -234,7 +234,15 @@ def _texts(results: dict[str, Any]) -> str:
         ]
         for one in results["texts"]
     ]
-    head = ["", "clients", "prompt tokens", "answers", "differ from one client's", f"differ from {GENERATE}", "too short"]
+    head = [
+        "",
+        "clients",
+        "prompt tokens",
+        "answers",
+        "differ from one client's",
+        f"differ from {GENERATE}",
+        "too short",
+    ]
     return f"## Answers\n\nsha256 of the prompts `{results['sha256'][:16]}`.\n\n" + table_of(head, rows)
 
 
@@ -247,7 +255,7 @@ def _servers(results: dict[str, Any]) -> str:
 
 
 def _profile(results: dict[str, Any]) -> str:
-    """Where a step's time goes in the batch itself, without a server."""
+    """Return the parts of a step's time in the batching engine, without a server."""
     told = "The batching engine runs in a separate process without a server and receives all requests at once. The table shows seconds by part of a step.\n"
     parts = list(results["profile"][0]["parts"])
     rows = [
@@ -265,7 +273,7 @@ def _profile(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Tokens per second and times by clients, and times by rate, as one SVG."""
+    """Draw tokens per second and times by clients, and times by rate, as one SVG."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Hold the formulas of `tuneline size` against published runs: `python -m benchmarks.sizing_validation`.
+"""Compare the formulas of `tuneline size` with published runs: `python -m benchmarks.sizing_validation`.
 
 Reads published_runs.jsonl, one run per line with its source, and writes pipelines/planning/throughput_bands.yaml and
 docs/reference/sizing-validation.md. A test compares both files with the formulas.

@@ -31,7 +31,7 @@ MEASURES = """- **useful tokens**: tokens without padding; **padding**: its shar
 
 
 def combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of several rounds: the round with the median rate, and the most memory of any. Rounds that failed do not count."""
+    """Return one row for several rounds: the round with the median rate, and the peak memory of all. Failed rounds are ignored."""
     done = [one for one in rounds if "error" not in one]
     if not done:
         return rounds[-1]
@@ -46,20 +46,20 @@ def combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rate(one: dict[str, Any]) -> float:
-    """Useful tokens per second of a round."""
+    """Return the useful tokens per second of a round."""
     return float(one["tokens"] / one["seconds"])
 
 
 def padding(row: dict[str, Any]) -> float:
-    """The share of the slots that hold no token."""
+    """Return the share of the slots without a token."""
     return 1 - float(row["tokens"] / row["slots"])
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compare tuneline with the best settings of each peer: without packing, with it, and the best of either, if both were measured.
+    """Compare tuneline with the best settings of each peer: without packing, with it, and the best of both if both were measured.
 
-    The best settings are those with the most useful tokens per CPU second. "cpu", "speed": times the peer's tokens per CPU second and
-    per second; "memory": times its peak; "loss": held-out loss less the peer's.
+    The best settings are those with the most useful tokens per CPU second. "cpu" and "speed" are ratios to the peer's tokens per CPU second and
+    per second, "memory" is the ratio to its peak, and "loss" is the held-out loss minus the peer's.
     """
     pairs = []
     for peer in (TRL, FACTORY):
@@ -89,7 +89,7 @@ def _compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown(results: dict[str, Any], plot: str) -> str:
-    """The page; `plot` is the address of the plot."""
+    """Return the page; `plot` is the address of the plot."""
     settings, rows = results["settings"], results["rows"]
     several = f"{results['rounds']} rounds" if results["rounds"] > 1 else "one round"
     measures = MEASURES.format(rounds=several, held_out=results["data"]["held_out"], base=results["base_loss"])
@@ -221,7 +221,7 @@ def _profiles(profiles: dict[str, dict[str, float]]) -> str:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Tokens per second and memory as bars, and the loss by the tokens seen, as one SVG."""
+    """Draw tokens per second and memory as bars, and the loss by tokens seen, as one SVG."""
     import matplotlib
 
     matplotlib.use("Agg")

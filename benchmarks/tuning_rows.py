@@ -1,4 +1,4 @@
-"""The rows that all contestants train on, and those on which what they learned is measured."""
+"""The training rows of all contestants, and the held-out rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ PAIRS = (("prompt", "response"), ("instruction", "output"), ("prompt", "completi
 
 @dataclass(frozen=True)
 class Chosen:
-    """Rows to train on, and rows held out. `lengths`: tokens of each row to train on; `left_out`: rows longer than the limit."""
+    """Training rows and held-out rows.
+
+    Attributes:
+        lengths: Tokens of each training row.
+        left_out: Number of rows longer than the limit.
+    """
 
     train: list[Row]
     held_out: list[Row]
@@ -25,17 +30,17 @@ class Chosen:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the rows to train on."""
+        """Tokens of the training rows."""
         return sum(self.lengths)
 
     @property
     def sha256(self) -> str:
-        """Digest of both."""
+        """Digest of both kinds of rows."""
         return hashlib.sha256(json.dumps([self.train, self.held_out], sort_keys=True).encode()).hexdigest()
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a JSONL file, also one packed by gzip, that are one question and one answer; each once, in the order of the file.
+    """Return the distinct rows of a JSONL file, which may be gzipped, with one question and one answer, in the order of the file.
 
     A row is {"messages": [...]}, or a pair such as {"prompt", "response"} or {"instruction", "output"}.
     """
@@ -57,7 +62,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
-    """One question and its answer; empty for what is something else."""
+    """Return one question and its answer; empty for any other row."""
     if "messages" in record:
         said = [(message["role"], message["content"]) for message in record["messages"]]
     else:
@@ -71,10 +76,10 @@ def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
 def choose(
     rows: Sequence[Row], lengths: Sequence[int], *, tokens: int, batch: int, held_out: int, max_length: int
 ) -> Chosen:
-    """The last `held_out` rows to measure on, and of the others the first ones that have `tokens` tokens together, in whole batches.
+    """Hold out the last `held_out` rows, and choose the first of the others that have `tokens` tokens in total, in whole batches.
 
-    Rows of more than `max_length` tokens are left out: each contestant cuts them in a way of its own. Raises ValueError where there are
-    too few rows.
+    Rows with more than `max_length` tokens are left out, because each contestant truncates differently. Raises ValueError if there are too few
+    rows.
     """
     whole = [(row, length) for row, length in zip(rows, lengths, strict=True) if length <= max_length]
     train, apart = whole[:-held_out], whole[-held_out:]
@@ -95,7 +100,7 @@ def choose(
 
 
 def lengths(rows: Sequence[Row], tokenizer: Any) -> list[int]:
-    """Tokens of each row, its template included."""
+    """Return the tokens of each row, including the chat template."""
     from components.common.models import chat_templates
 
     return [

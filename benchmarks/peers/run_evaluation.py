@@ -1,9 +1,9 @@
-"""Likelihood tasks scored by tuneline's engine and by lm-eval's HFLM, in turns, in one process: the same torch, threads and weights.
+"""Likelihood tasks scored by tuneline's engine and by lm-eval's HFLM, alternately in one process with the same torch, threads and weights.
 
 python -m benchmarks.peers.run_evaluation SETTINGS.json
 
-Prints one line of figures. Seconds are those between being given the texts and having every likelihood: tokenising is in them, imports and
-loading are not, but where a measurement says so.
+Prints one line of figures. Seconds cover everything from the texts to the last likelihood: they include tokenization but, unless stated
+otherwise, not imports and loading.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ AUTO = 64  # the largest batch the peer's own search begins from: its default
 
 
 def run(settings: dict[str, Any], open_peer: OpenPeer | None = None) -> dict[str, Any]:
-    """All measurements. settings: model, adapter (folders; "" to leave the adapter out), tasks, rounds, batch_tokens, peer_batches, trial_rows, profile_rows."""
+    """Run all measurements.
+
+    The settings are model, adapter (folders; "" to skip the adapter), tasks, rounds, batch_tokens, peer_batches, trial_rows and profile_rows.
+    """
     model_loading.prepare_torch(0, "cpu")
     model_loading.silence_transformers()
     opened = model_loading.open_model(settings["model"])
@@ -65,7 +68,7 @@ def _version(name: str) -> dict[str, str]:
 
 
 def make_adapter(base: LoadableModel, folder: Path) -> None:
-    """A LoRA adapter of rank 16 on all linear layers, its second matrices random: what it says is worthless, what it costs is true."""
+    """Write a LoRA adapter of rank 16 on all linear layers with random second matrices: meaningless answers, real cost."""
     if (folder / model_loading.ADAPTER_CONFIG).exists():
         return
     import peft
@@ -83,7 +86,7 @@ def make_adapter(base: LoadableModel, folder: Path) -> None:
 
 
 def lm_eval_peer(model: str, adapter: str | None) -> tuple[Peer, Any]:
-    """lm-eval's HFLM in float32 on the processor, asked with a batch size of its own each time; and its model."""
+    """Return lm-eval's HFLM in float32 on the CPU, called with a batch size, and its model."""
     from lm_eval.api.instance import Instance  # type: ignore[import-not-found]
     from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found]
 
@@ -101,7 +104,7 @@ def lm_eval_peer(model: str, adapter: str | None) -> tuple[Peer, Any]:
 
 
 def encoded(tokenizer: Any, requests: Requests) -> list[Continuation]:
-    """The requests as tokens, parted as lm-eval parts them: both texts are tokenised together, and the context's own count is its end."""
+    """Return the requests as tokens, split as in lm-eval: both texts are tokenized together, and the context's token count marks the boundary."""
     ends = {context: len(tokenizer.encode(context)) for context in {context for context, _ in requests}}
     made = []
     for context, continuation in requests:
@@ -111,7 +114,7 @@ def encoded(tokenizer: Any, requests: Requests) -> list[Continuation]:
 
 
 def _lengths(tokenizer: Any, tasks: dict[str, list[icl.Item]]) -> dict[str, dict[str, int]]:
-    """Of each task: items, requests, their tokens, and the tokens that are scored."""
+    """Return for each task: items, requests, their tokens, and the scored tokens."""
     told = {}
     for task, items in tasks.items():
         asked = encoded(tokenizer, _requests(items))
@@ -121,7 +124,7 @@ def _lengths(tokenizer: Any, tasks: dict[str, list[icl.Item]]) -> dict[str, dict
 
 
 def our_scorer(engine: Any) -> Scorer:
-    """tuneline's engine, asked with texts."""
+    """Return a function that scores texts with tuneline's engine."""
 
     def score(requests: Requests) -> Answers:
         return [
@@ -137,7 +140,7 @@ def _requests(items: Sequence[icl.Item]) -> list[list[str]]:
 
 
 def _timed(score: Scorers, tasks: dict[str, list[icl.Item]]) -> tuple[dict[str, Any], dict[str, Answers]]:
-    """Wall and processor seconds of each task, and the answers."""
+    """Return wall and CPU seconds of each task, and the answers."""
     figures, answers = {}, {}
     for task, items in tasks.items():
         wall, cpu = time.perf_counter(), time.process_time()
@@ -148,7 +151,7 @@ def _timed(score: Scorers, tasks: dict[str, list[icl.Item]]) -> tuple[dict[str, 
 
 
 def _side_by_side(base: LoadableModel, settings: dict[str, Any], open_peer: OpenPeer) -> dict[str, Any]:
-    """The base model's tasks, scored by both in turns; which begins changes from round to round."""
+    """Score the base model's tasks with both systems in alternation; the first system changes from round to round."""
     tasks = settings["tasks"]
     loaded = model_loading.load_model(base)
     ours = our_scorer(
@@ -185,7 +188,7 @@ def _side_by_side(base: LoadableModel, settings: dict[str, Any], open_peer: Open
 def _trials(
     peer: Peer, tasks: dict[str, list[icl.Item]], batches: Sequence[int | str], rows: int
 ) -> list[dict[str, Any]]:
-    """The peer's seconds on the first rows of each task with each batch size; the first once more before, since a first pass is slow."""
+    """Return the peer's seconds on the first rows of each task by batch size, after a warm-up with the first batch size."""
     few = {task: items[:rows] for task, items in tasks.items()}
     _timed(lambda _: partial(peer, batches[0]), few)
     trials = []
@@ -196,12 +199,12 @@ def _trials(
 
 
 def _note(name: str, figures: dict[str, Any]) -> None:
-    """A line of the log: who follows it sees how far this is."""
+    """Log the progress."""
     print(f"{name}: {figures['wall']:.1f} s, {figures['cpu']:.1f} CPU s", file=sys.stderr, flush=True)
 
 
 def compare(tasks: dict[str, list[icl.Item]], ours: dict[str, Answers], theirs: dict[str, Answers]) -> dict[str, Any]:
-    """Accuracy of both, items that one has right and the other wrong, and how far the log-likelihoods differ (nats a request)."""
+    """Return the accuracy of both, the items that only one answers correctly, and the differences of the log-likelihoods (nats per request)."""
     told: dict[str, Any] = {"unequal": {}, "differences": {}}
     for task, items in tasks.items():
         verdicts = zip(icl.right(items, ours[task]), icl.right(items, theirs[task]), strict=True)
@@ -218,7 +221,7 @@ def _accuracy(tasks: dict[str, list[icl.Item]], answers: dict[str, Answers]) -> 
 def _with_adapter(
     base: LoadableModel, settings: dict[str, Any], best: int | str | None, open_peer: OpenPeer
 ) -> dict[str, Any]:
-    """An adapter and its base in turns, alone and together. Loading, switching the adapter on, tokenising and scoring are all in them."""
+    """Measure an adapter and its base alternately, alone and together, including loading, enabling the adapter, tokenization and scoring."""
     tuned = LoadableModel("adapter", base.base, base.weights, Path(settings["adapter"]), None)
     make_adapter(base, Path(settings["adapter"]))
     tasks, budget = settings["tasks"], settings["batch_tokens"]
@@ -272,9 +275,9 @@ def _apart(one: Answers, other: Answers) -> float:
 
 
 def _profiled(model: Any, score: Scorers, tasks: dict[str, list[icl.Item]], rows: int) -> dict[str, Any]:
-    """Seconds on one thread by part of the model, and the places (tokens with padding) that went through it, over the first rows.
+    """Return seconds on one thread by part of the model, and the positions (tokens with padding) that it processed, for the first rows.
 
-    Few-shot tasks are left out if others are measured: what their questions share would hide what one question costs.
+    Few-shot tasks are skipped if others are measured, because their shared examples would hide the cost of a question.
     """
     import torch
 
@@ -297,7 +300,7 @@ def _profiled(model: Any, score: Scorers, tasks: dict[str, list[icl.Item]], rows
 
 @contextmanager
 def _watched(model: Any) -> Iterator[dict[str, float]]:
-    """Seconds within the attention, the feed-forward layers, the head and the whole of a model, and the places it was given."""
+    """Return the seconds in the attention, the feed-forward layers, the head and the whole model, and the number of positions."""
     spent = {"attention": 0.0, "feed-forward": 0.0, "head": 0.0, "model": 0.0, "slots": 0.0}
     named = {"self_attn": "attention", "mlp": "feed-forward", "lm_head": "head"}
     began: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""transformers' generate in a plain loop, one prompt after the other: what serving is compared with. Prints its figures as JSON.
+"""The baseline of the serving benchmark: transformers' generate in a loop over the prompts. Prints its figures as JSON.
 
 python -m benchmarks.peers.run_generate SETTINGS.json
 """
@@ -16,13 +16,13 @@ WARMUP = 2
 
 
 def main() -> None:
-    """Measure what the settings say: model, texts, max_tokens, threads."""
+    """Run the measurement of the settings: model, texts, max_tokens, threads."""
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     print(json.dumps(run(**settings)))
 
 
 def run(model: str, texts: Sequence[str], max_tokens: int, threads: int) -> dict[str, Any]:
-    """Tokenising and decoding are in the seconds, loading is not. Answers are the texts in order."""
+    """Return seconds, which include tokenization and decoding but not loading, and the answers as texts in order."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

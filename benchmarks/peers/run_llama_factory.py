@@ -1,7 +1,9 @@
-"""LLaMA-Factory's own training, as `llamafactory-cli train` starts it. What is given beyond its defaults is what the task and a processor
-ask for; with packing, neat_packing too, without which packed rows see each other.
+"""LLaMA-Factory's training, started as by `llamafactory-cli train`.
 
-PYTHON -m benchmarks.peers.run_llama_factory SETTINGS.json        in an environment that has LLaMA-Factory
+Settings differ from its defaults only where the task or the CPU requires it; packing also sets neat_packing, without which packed rows
+attend to each other.
+
+PYTHON -m benchmarks.peers.run_llama_factory SETTINGS.json        in an environment with LLaMA-Factory
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _data(settings: dict[str, Any]) -> Path:
-    """The rows as LLaMA-Factory reads them."""
+    """Write the rows in LLaMA-Factory's format."""
     rows = json.loads(Path(settings["rows"]).read_text(encoding="utf-8"))
     folder = Path(settings["output"]).parent / "data"
     folder.mkdir()

@@ -1,8 +1,7 @@
-"""rensa's deduplicators; METHOD in the environment chooses the sketch: R-MinHash or C-MinHash.
+"""rensa's deduplicators; the variable METHOD selects the sketch: R-MinHash or C-MinHash.
 
-rensa takes tokens and leaves reading, splitting into words and building 5-grams to its caller: they are written here as a user would, in
-Python, and are part of what is measured. Its rho pipeline is left out: it samples, and flags every member of a group instead of naming
-the ones to remove.
+rensa expects tokens; reading, splitting into words and building 5-grams are written in Python here, as a user would, and are measured. Its
+rho pipeline is not used: it samples, and flags every member of a group instead of those to remove.
 """
 
 import json
@@ -35,7 +34,7 @@ def batches(corpus: str) -> Iterator[list[list[str]]]:
 
 
 def r_minhash(corpus: str) -> list[bool]:
-    """Whether each document stays: R-MinHash with LSH, candidates checked by their signatures."""
+    """Return whether each document is kept: R-MinHash with LSH, candidates compared by their signatures."""
     tool = RMinHashDeduplicator(threshold=THRESHOLD, num_perm=BANDS * ROWS, use_lsh=True, num_bands=BANDS, seed=SEED)
     kept: list[bool] = []
     for batch in batches(corpus):
@@ -44,7 +43,7 @@ def r_minhash(corpus: str) -> list[bool]:
 
 
 def c_minhash(corpus: str) -> list[bool]:
-    """The same by C-MinHash, whose bands rensa chooses itself."""
+    """Return the same with C-MinHash, whose bands rensa chooses."""
     tool = CMinHashDeduplicator(threshold=THRESHOLD, num_perm=BANDS * ROWS, seed=SEED)
     kept: list[bool] = []
     for batch in batches(corpus):

@@ -1,4 +1,4 @@
-"""text-dedup's own command `python -m text_dedup.minhash` in this process; VERIFY in the environment compares the texts of each cluster."""
+"""text-dedup's command `python -m text_dedup.minhash` in this process; the variable VERIFY compares the texts of each cluster."""
 
 import json
 import os
@@ -40,8 +40,11 @@ def run(corpus: str, folder: str) -> None:
 
 
 def removed(_corpus: str, folder: str) -> list[int]:
-    """All but the first of each cluster. Without the check 0.4.1 writes a dataset that lacks all of them: its filter keeps the document
-    whose number is the cluster's, and the clusters are numbered anew."""
+    """Return all but the first document of each cluster.
+
+    Without the check, version 0.4.1 writes a dataset that lacks all of them: its filter keeps the document whose number equals the cluster's,
+    but the clusters are renumbered.
+    """
     clusters: dict[int, list[int]] = {}
     for document, cluster in pickle.loads(Path(folder, "kept", "clusters.pickle").read_bytes()).items():  # noqa: S301  # just written
         clusters.setdefault(cluster, []).append(document)

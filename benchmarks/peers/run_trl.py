@@ -1,4 +1,4 @@
-"""A plain TRL script, as its documentation shows one: what is given beyond SFTConfig's defaults is what the task and a processor ask for.
+"""A plain TRL script as in TRL's documentation; settings differ from SFTConfig's defaults only where the task or the CPU requires it.
 
 python -m benchmarks.peers.run_trl SETTINGS.json
 """

@@ -1,6 +1,6 @@
-"""tuneline's own search for near duplicates, without the rest of its curation: words in Python, the engine in its child process.
+"""tuneline's search for near duplicates without the rest of the curation: words in Python, the engine in its child process.
 
-python -m benchmarks.peers.run_tuneline run CORPUS.jsonl FOLDER        as the peers' scripts
+python -m benchmarks.peers.run_tuneline run CORPUS.jsonl FOLDER        same arguments as the peers' scripts
 python -m benchmarks.peers.run_tuneline removed CORPUS.jsonl FOLDER
 """
 
@@ -21,13 +21,13 @@ THRESHOLD = 0.7
 
 
 def run(path: Path, folder: Path) -> None:
-    """Find the duplicates and write the numbers of those to remove."""
+    """Find the duplicates and write the numbers of the documents to remove."""
     groups, pairs = engine(corpus.texts(path), folder)
     (folder / "removed.json").write_text(json.dumps(repeats(groups, pairs)))
 
 
 def engine(texts: list[str], folder: Path) -> tuple[list[int], dict[int, list[int]]]:
-    """For every text the first with the same words; and for such firsts the earlier ones that are similar to them."""
+    """Return for every text the first one with the same words and, for each of these, the earlier ones that are similar."""
     import numpy
     import pyarrow
     from pyarrow import parquet
@@ -51,7 +51,7 @@ def engine(texts: list[str], folder: Path) -> tuple[list[int], dict[int, list[in
 
 
 def repeats(first: list[int], similar: dict[int, list[int]]) -> list[int]:
-    """In the order of the input: a text goes when it repeats, or nearly repeats, an earlier one that stays."""
+    """Return the texts to remove, in input order: those that equal or nearly equal an earlier text that is kept."""
     gone: set[int] = set()
     for number, same in enumerate(first):
         if same != number or any(earlier not in gone for earlier in similar.get(number, ())):

@@ -1,6 +1,6 @@
-"""tuneline's whole default curation, through its command line, as one more way to remove duplicates: it reads, cleans and writes as well.
+"""tuneline's whole default curation through its command line, which also reads, cleans and writes, as a tool that removes duplicates.
 
-python -m benchmarks.peers.run_tuneline_curate run CORPUS.jsonl FOLDER        as the peers' scripts
+python -m benchmarks.peers.run_tuneline_curate run CORPUS.jsonl FOLDER        same arguments as the peers' scripts
 python -m benchmarks.peers.run_tuneline_curate removed CORPUS.jsonl FOLDER
 """
 
@@ -24,7 +24,7 @@ def run(corpus: Path, folder: Path) -> int:
 
 
 def removed(folder: Path) -> list[int]:
-    """The documents that were dropped as duplicates."""
+    """Return the documents that were removed as duplicates."""
     from pyarrow import parquet
 
     rows = parquet.read_table(folder / "dataset" / "rejected.parquet", columns=["id", "reason"]).to_pylist()

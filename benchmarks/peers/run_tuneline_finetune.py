@@ -1,4 +1,4 @@
-"""tuneline's own fine-tuning stage, on a dataset artifact that is written from the same rows.
+"""tuneline's fine-tuning stage, on a dataset artifact with the same rows.
 
 python -m benchmarks.peers.run_tuneline_finetune SETTINGS.json
 """
@@ -17,7 +17,7 @@ from components.common.runtime.reporters import SilentReporter
 
 
 class Watching(SilentReporter):
-    """Has the stopwatch stand in every trainer from the moment that transformers is imported by the stage itself."""
+    """Adds the stopwatch to every trainer once the stage imports transformers."""
 
     watch: Any = None
 
@@ -50,7 +50,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe(settings: dict[str, Any]) -> dict[str, Any]:
-    """What differs from the stage's defaults."""
+    """Return the settings that differ from the stage's defaults."""
     recompute = (
         {} if settings["recompute"] is None else {"activation_checkpointing": "on" if settings["recompute"] else "off"}
     )
@@ -72,7 +72,7 @@ def recipe(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def dataset(rows: list[dict[str, Any]], folder: Path) -> Artifact:
-    """The rows as the curation stage publishes a dataset."""
+    """Publish the rows as a dataset, as the curation stage does."""
     import pyarrow as pa
     from pyarrow import parquet
 

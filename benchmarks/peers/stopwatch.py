@@ -1,7 +1,7 @@
-"""One watch for every contestant: a callback of transformers' Trainer, with which all of them train.
+"""The clock of all contestants: a callback of transformers' Trainer, which all of them use.
 
-Its clock runs from the beginning of the first step to the end of the last, so that imports, loading, tokenising and the writing of the
-result are apart. Tokens and slots are counted where the model is called: a slot is a place of a batch, a token one that is no padding.
+It runs from the beginning of the first step to the end of the last one, and so excludes imports, loading, tokenization and writing the
+result. Tokens and slots are counted at each call of the model: a slot is a position in a batch, and a token is a slot without padding.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ OPERATIONS = {
 
 
 def stopwatch() -> Any:
-    """The callback; `told()` gives its figures."""
+    """Return the callback; `told()` returns its figures."""
     from transformers import TrainerCallback
 
     class Stopwatch(TrainerCallback):  # type: ignore[misc]
-        """Seconds, processor seconds, tokens, slots and losses of the training itself."""
+        """Seconds, CPU seconds, tokens, slots and losses of the training."""
 
         hook: Any = None
         profiler: Any = None
@@ -105,7 +105,7 @@ def stopwatch() -> Any:
 
 
 def shares_of(averages: Any) -> dict[str, float]:
-    """The shares of the operations' own time by kind of operation, from torch's profiler."""
+    """Return the share of the operations' own time by kind of operation, from torch's profiler."""
     times = dict.fromkeys([*OPERATIONS, "rest"], 0.0)
     for average in averages:
         name = average.key.removeprefix("aten::").removesuffix("_for_cpu")
@@ -117,7 +117,7 @@ def shares_of(averages: Any) -> dict[str, float]:
 
 
 def tokens_in(ids: Any, mask: Any) -> int:
-    """Tokens of a batch that are no padding, by its mask: none (all are), two dimensions, or four (a token sees at least itself)."""
+    """Return the tokens of a batch that are not padding, from its mask: None (all), two dimensions, or four (a token attends at least to itself)."""
     import torch
 
     if mask is None:
@@ -129,7 +129,7 @@ def tokens_in(ids: Any, mask: Any) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that the result depends on, as far as they are installed."""
+    """Return the versions of the installed packages that affect the result."""
     found = {}
     for name in PACKAGES:
         try:
@@ -152,5 +152,5 @@ def _threads() -> int:
 
 
 def say(figures: dict[str, Any]) -> None:
-    """Print the one line that the benchmark reads; trainers print theirs before it."""
+    """Print the line that the benchmark reads, after the output of the trainer."""
     print("\n" + json.dumps(figures), flush=True)

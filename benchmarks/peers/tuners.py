@@ -1,4 +1,4 @@
-"""The contestants of the fine-tuning benchmark, each with its script and what it is told beyond what all are told."""
+"""The contestants of the fine-tuning benchmark with their scripts and additional settings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ MICRO = 1
 
 @dataclass(frozen=True)
 class Contestant:
-    """`flags`: in words, with settings of the run in braces. `recompute`: whether activations are computed again in the backward pass;
-    None: as the system does by default. `micro_batch`: whether the batch is divided into micro-batches of the run's size."""
+    """A system with its settings.
+
+    Attributes:
+        flags: The settings in words, with settings of the run in braces.
+        recompute: Whether the backward pass recomputes activations. None: the system's default.
+        micro_batch: Whether the batch is divided into micro-batches of the run's size.
+    """
 
     name: str
     system: str
@@ -51,7 +56,7 @@ def _contestants() -> tuple[Contestant, ...]:
 
 
 def _further_settings(suffix: str, flags: str, *, micro_batch: bool) -> tuple[Contestant, ...]:
-    """Return the peers beyond their defaults, without gradient checkpointing."""
+    """Return the peers without gradient checkpointing and, with `micro_batch`, with micro-batches."""
     both = [(system, packing) for packing in (False, True) for system in (TRL, FACTORY)]
     return tuple(
         Contestant(f"{name(s, p)}-{suffix}", s, p, SCRIPTS[s], flags, recompute=False, micro_batch=micro_batch)
@@ -60,7 +65,7 @@ def _further_settings(suffix: str, flags: str, *, micro_batch: bool) -> tuple[Co
 
 
 def name(system: str, packing: bool) -> str:
-    """Such as tuneline-off: the system, and whether it packs."""
+    """Name such as tuneline-off: the system, and whether it packs."""
     return f"{system.lower()}-{'on' if packing else 'off'}"
 
 
@@ -78,7 +83,7 @@ FURTHER = (
 
 
 def interpreter(contestant: Contestant, workdir: Path, python: str, given: str | None) -> list[str]:
-    """The Python a contestant runs with: this one, or LLaMA-Factory's own, which is installed where it is missing. Raises PeerError."""
+    """Return the contestant's Python: this one, or that of LLaMA-Factory's environment, which is created if it is missing. Raises PeerError."""
     if contestant.system != FACTORY:
         return [sys.executable, "-P"]
     if given:
@@ -95,8 +100,11 @@ def interpreter(contestant: Contestant, workdir: Path, python: str, given: str |
 
 
 def _mend(environment: Path) -> None:
-    """torchvision and torchaudio come as builds for another torch where torch has no GPU support. transformers imports the former wherever
-    it is installed, and fails; LLaMA-Factory never does. It does import the latter, which works as Python alone without its extension."""
+    """Remove torchvision, and the extension of torchaudio.
+
+    Without GPU support in torch, their wheels are built for another torch. transformers imports torchvision if it is installed, and fails;
+    LLaMA-Factory does not need it. LLaMA-Factory imports torchaudio, whose Python part works without the extension.
+    """
     for package in environment.glob("lib/python*/site-packages/torchvision"):
         command = [str(environment / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes", package.name]
         subprocess.run(command, check=False, capture_output=True)

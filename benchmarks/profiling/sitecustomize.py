@@ -1,6 +1,6 @@
-"""Profiles every Python process that has this folder on its PYTHONPATH, into a file of its own in the folder PROFILE_FOLDER.
+"""Profiles every Python process with this folder on its PYTHONPATH into a separate file in the folder PROFILE_FOLDER.
 
-Python imports this as it starts. A process that ends with os._exit leaves no file. Seconds are CPU seconds of the main thread's calls.
+Python imports this module at startup. A process that ends with os._exit writes no file. Seconds are CPU seconds of the main thread.
 """
 
 import atexit
@@ -12,7 +12,7 @@ FOLDER = os.environ.get("PROFILE_FOLDER")
 
 
 def start() -> cProfile.Profile:
-    """A profile of this process, written when it ends as programs do."""
+    """Start a profile of this process, which is written at its normal exit."""
     profile = cProfile.Profile(time.process_time)
     profile.enable()
     atexit.register(write, profile)
@@ -30,7 +30,7 @@ if FOLDER:
     inherited = start()
 
     def afresh(profile: cProfile.Profile) -> None:
-        """In a process of multiprocessing, which ends without atexit: what it inherited goes, and what it does itself is written."""
+        """In a process of multiprocessing, which ends without atexit: discard the inherited profile, and write that of this process."""
         profile.disable()
         own = cProfile.Profile(time.process_time)
         util.Finalize(None, write, [own], exitpriority=100)

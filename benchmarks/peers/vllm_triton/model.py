@@ -1,8 +1,8 @@
-"""Triton python backend model: vLLM's AsyncLLM behind the inputs and outputs of tuneline's streaming model.
+"""Triton Python backend model: vLLM's AsyncLLM behind the inputs and outputs of tuneline's streaming model.
 
-Written for the comparison from vLLM's public interface. It runs in vLLM's own environment and imports nothing of tuneline. Decoupled: each
-response holds the text that is new. Greedy, and the end token does not end an answer: every answer has max_tokens tokens. The engine's
-keywords, and what the environment has to say before vLLM is imported, are parameters of config.pbtxt.
+Written for the comparison from vLLM's public interface. It runs in vLLM's environment and does not import tuneline. The model is
+decoupled: each response contains the new text. Decoding is greedy, and the end token does not end an answer: every answer has max_tokens
+tokens. The engine's keyword arguments, and the variables to set before vLLM is imported, are parameters of config.pbtxt.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
-    """The name and the methods that Triton's python backend asks for."""
+    """The class and methods that Triton's Python backend requires."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Start the engine, and a thread for its event loop and one that sends: sending takes longer than a token's other work."""
+        """Start the engine, a thread for its event loop, and a thread that sends: sending takes longer than the other work for a token."""
         parameters = {
             name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()
         }
@@ -52,14 +52,14 @@ class TritonPythonModel:
         self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**keywords))
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Begin the answers."""
+        """Start the answers."""
         for request in requests:
             fields = {tensor.name(): tensor.as_numpy().reshape(-1)[0] for tensor in request.inputs()}
             text, tokens = fields["text_input"].decode("utf-8"), int(fields["max_tokens"])
             asyncio.run_coroutine_threadsafe(self._answer(text, tokens, request.get_response_sender()), self.loop)
 
     def finalize(self) -> None:
-        """End the engine's process."""
+        """Stop the engine's process."""
         self.engine.shutdown()
 
     async def _answer(self, text: str, tokens: int, sender: Any) -> None:
@@ -85,7 +85,7 @@ class TritonPythonModel:
 
 
 def response(said: Any) -> Any:
-    """Triton's response for a piece, or for an error."""
+    """Return Triton's response for a chunk or an error."""
     if isinstance(said, Exception):
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(said)))
     text, reason, prompt_tokens, tokens = said
