@@ -58,7 +58,7 @@ def test_long_rows_are_skipped_and_counted() -> None:
 
 
 def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"5 rows to train on have fewer than 1,000 tokens in whole batches of 2"):
+    with pytest.raises(ValueError, match=r"5 training rows have fewer than 1,000 tokens in whole batches of 2"):
         tuning_rows.choose(build_rows(6), [10] * 6, tokens=1000, batch=2, held_out=1, max_length=100)
 
 

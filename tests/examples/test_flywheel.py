@@ -82,7 +82,7 @@ def test_page_tells_the_story_of_the_results() -> None:
     text = page.render(build_steps())
     for expected in (
         "The drift check raised an alarm on day 10.",
-        "225 corrected answers gave 130 rows for version 2",
+        "225 corrected answers yielded 130 training rows for version 2",
         "On the days after that, the drift check raised no alarm",
         "e-value 48.5; the threshold is 20",
         "better on held-back questions: decided after 31 of 87 pairs",
