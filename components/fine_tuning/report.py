@@ -97,7 +97,10 @@ def render_report(
         "Gradient": _plot(log, ("gradient_norm",), "norm", f"Norm before clipping to {config.max_grad_norm:g}."),
         "Learning rate": _plot(log, ("learning_rate",), "learning rate", f"Schedule: {config.schedule}."),
         "Speed": _plot(
-            log, ("tokens_per_second",), "tokens per second", "Excludes padding tokens and the time for validation and checkpoints."
+            log,
+            ("tokens_per_second",),
+            "tokens per second",
+            "Excludes padding tokens and the time for validation and checkpoints.",
         )
         + html_report.render_table(["metric", "value"], [list(item) for item in speed.items()]),
         "Compute settings": "".join(html_report.render_paragraph(reason) for reason in summary["choices"]),
