@@ -205,7 +205,7 @@ class QualityConfig(_Section):
         description="Gopher: maximum shares of characters in repeated 5- to 10-grams of words.",
     )
     min_line_words: int = Field(
-        5, ge=0, description="C4: minimum number of words in a line whose sentences are counted."
+        5, ge=0, description="C4: minimum number of words in a line. Sentences of shorter lines are not counted."
     )
     min_sentences: int = Field(3, ge=0, description="C4: minimum number of sentences in the lines that C4 keeps.")
     terminal_punctuation: bool = Field(

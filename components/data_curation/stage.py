@@ -614,8 +614,8 @@ def _report_documents(prepared: PreparedRows, config: DataCurationConfig, report
     notes = []
     if wrapped := sorted(f".{kind}" for kind in kinds if f".{kind}" in PLAIN_TEXT_SUFFIXES):
         notes.append(
-            f"{' and '.join(wrapped)} files with wrapped paragraphs are read by section; data_curation.text_unit: line "
-            "reads their lines"
+            f"{' and '.join(wrapped)} files with wrapped paragraphs are read by section; set data_curation.text_unit to "
+            "line to read them line by line"
         )
     if kinds and (estimate := section_chunks.load_budget(config).note):
         notes.append(estimate)

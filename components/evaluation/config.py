@@ -105,7 +105,7 @@ class EvaluationConfig(BaseModel):
         0,
         ge=0,
         exclude_if=operator.not_,
-        description="Number of the repetition. A new number measures all models again, without the scores of earlier "
+        description="Repetition of the evaluation. A new number measures all models again, without the scores of earlier "
         "evaluations, and gives the evaluation a new digest. Raise it to renew an evaluation that is older than "
         "max_evaluation_age_days of the release policy.",
     )

@@ -290,7 +290,7 @@ class FineTuningConfig(Section):
     preset: PresetName = Field(
         "balanced",
         exclude_if=lambda preset: preset == "balanced",
-        description="Size of the training run, which sets the settings that are null. "
+        description="Size of the training run. It determines the settings that are null. "
         + " ".join(f"{name}: {entry.summary}." for name, entry in PRESETS.items()),
     )
     max_steps: int | None = Field(
@@ -736,12 +736,12 @@ def _find_adaptation_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
         ),
         (
             bool(c.neftune_noise_alpha) and (not objective.is_causal or adaptation.is_prompt_based),
-            f"neftune_noise_alpha cannot be used with {c.objective} and {c.adaptation}: the noise is for the input "
-            "embeddings of sft and text without virtual tokens",
+            f"neftune_noise_alpha cannot be used with {c.objective} and {c.adaptation}: noise can be added only to "
+            "the input embeddings of sft and text, without virtual tokens",
         ),
         (
             OPTIMIZERS[c.optimizer].trains_matrices and not adaptation.trains_all_weights,
-            f"optimizer {c.optimizer} cannot be used with {c.adaptation}: it is for whole weight matrices; expected "
+            f"optimizer {c.optimizer} cannot be used with {c.adaptation}: it updates whole weight matrices; expected "
             "adaptation full, or optimizer adamw",
         ),
         (
@@ -757,7 +757,11 @@ def _find_distribution_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
         (
             c.optimizer != "adamw" and c.is_sharded,
             f"optimizer {c.optimizer} cannot be used with strategy {c.strategy}: "
-            + ("it needs whole matrices" if OPTIMIZERS[c.optimizer].trains_matrices else "it was not tested on shards")
+            + (
+                "it needs whole matrices"
+                if OPTIMIZERS[c.optimizer].trains_matrices
+                else "it has not been tested on shards"
+            )
             + "; expected adamw",
         ),
         (

@@ -148,7 +148,7 @@ def _perform(client: MlflowClient, model: str, entry: Entry, earlier: Sequence[E
         states = {each.number: each.state for each in registry_history.read(client, model)}
         if states.get(entry.number) != PENDING:
             raise RegistryError(
-                f"moving {model}@{entry.alias} took over {OWNER_TIMEOUT_SECONDS / 4:.0f} seconds, and another "
+                f"moving {model}@{entry.alias} took more than {OWNER_TIMEOUT_SECONDS / 4:.0f} seconds, and another "
                 "process closed the history entry",
                 hint=f"Check the alias with `tuneline registry audit {model}`.",
             )

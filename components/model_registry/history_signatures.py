@@ -85,7 +85,7 @@ def check_checkpoint(entries: Sequence[Entry], checkpoint: Checkpoint, model: st
     if trust and (checkpoint.signature or (first is not None and checkpoint.entries >= first)):
         try:
             if checkpoint.model != model:
-                raise SignatureInvalidError(f"it is one of {checkpoint.model}")
+                raise SignatureInvalidError(f"it is a checkpoint of {checkpoint.model}")
             expected = {"model": model, "entry": checkpoint.entries, "seal": checkpoint.head}
             entry_signatures.check_entry(checkpoint.signature, expected, trust)
         except SignatureInvalidError as error:

@@ -212,9 +212,10 @@ def collect_approvals(
     if all(entry.by != intent.by for entry in _list_approvals(entries, intent)):
         alias_moves.move_alias(client, model, intent.model_copy(update={"kind": "approval"}))
     missing = policy.approvals_required - len(approved)
+    needed = "1 more approval is" if missing == 1 else f"{missing} more approvals are"
     others = ", ".join(name for name in policy.approvers if name not in approved)
     raise ApprovalNeededError(
-        f"version {intent.to} of {model} is approved by {', '.join(approved)}, and {missing} more approval is needed",
+        f"version {intent.to} of {model} is approved by {', '.join(approved)}, and {needed} needed",
         hint=f"Have one of {others} run: tuneline promote {model} --version {intent.to} --by NAME",
     )
 

@@ -230,7 +230,7 @@ def read(folder: Path) -> Bundle:
 def _read_file(folder: Path, name: str, kind: type[Content]) -> Content:
     """Return the content of a bundle's file. Devices and pipes are refused, because their content may be endless."""
     if not (folder / name).is_file():
-        raise _unreadable_error(folder, f"{name} is missing or no regular file")
+        raise _unreadable_error(folder, f"{name} is missing or not a regular file")
     try:
         return TypeAdapter(kind).validate_json((folder / name).read_bytes())
     except ValidationError as error:
@@ -268,7 +268,7 @@ def verify(
     if "repository" not in index.artifacts:
         notes.append("the version has no Triton package")
     if index.alias is None:
-        notes.append("no promotion is verified, because the version is given by its number")
+        notes.append("no promotion was verified, because the version was specified by number")
     artifacts = []
     for sha256, (manifest, record) in lineage.verified.items():
         try:
@@ -305,7 +305,7 @@ def _check_files(records: Sequence[SignatureRecord], artifact: Artifact, trust: 
     found, objection = signature_checks.find_valid(own, sha256, trust)
     try:
         if found is None:
-            raise SignatureInvalidError(objection if own else "its manifest is not the signed one")
+            raise SignatureInvalidError(objection if own else "its manifest differs from the signed manifest")
         artifact_signatures.check_files(found[1], artifact.path, trust)
     except SignatureInvalidError as error:
         return [f"its {kind} {sha256[:12]} does not verify: {error.message}"]

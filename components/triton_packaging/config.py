@@ -37,8 +37,7 @@ class VllmConfig(BaseModel):
     )
     quantization: Literal["", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq"] = Field(
         "",
-        description="Method with which vLLM quantizes or reads the weights. Empty: the method in the weights' "
-        "config.json, or none.",
+        description="Quantization of the weights in vLLM. Empty: the method in the weights' config.json, or none.",
     )
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="Number of GPUs that share the model's weights.")
     enforce_eager: bool = Field(
@@ -75,7 +74,8 @@ class TritonPackagingConfig(BaseModel):
     weights: Literal["copied", "referenced"] = Field(
         "copied",
         description="copied: store the weights in the package, as links if possible. referenced: store only the paths "
-        "and digests of the folders with the weights or with base model and adapter. Do not move these folders.",
+        "and digests of the folders that contain the weights, or the base model and the adapter. Do not move these "
+        "folders.",
     )
     publish_to: str = Field(
         "",

@@ -70,8 +70,8 @@ class CaptureSettings(_Settings):
     """Contents of the capture file."""
 
     folder: Path = Field(
-        description="Folder of the captured traffic. With a bucket: folder of the rows that the gateway has not uploaded, "
-        "and of the copies with which commands work."
+        description="Folder of the captured traffic. With a bucket: folder for rows that are not uploaded yet, and for "
+        "the copies that commands process."
     )
     bucket: str = Field(
         "",

@@ -99,7 +99,8 @@ def upload_file(settings: CaptureSettings, path: Path) -> None:
     size = object_storage.get_size(uri)
     if size != path.stat().st_size:
         raise EngineMissingError(
-            f"{uri} has {size} bytes after the upload of {path.stat().st_size}", hint="Check the service, and repeat."
+            f"{uri} has {size} bytes after the upload; expected {path.stat().st_size}",
+            hint="Check the S3 service, and run the same command again.",
         )
 
 
@@ -259,7 +260,7 @@ def _list_pending(copy: CaptureSettings, token: str) -> list[str]:
         if spool["tombstones"] != token:
             pending.append(
                 f"the gateway on {spool['host']} may have rows in {spool['folder']}; start it and repeat the command, or "
-                f"delete {uri} if the folder does not exist any more"
+                f"delete {uri} if the folder no longer exists"
             )
     return pending
 

@@ -66,8 +66,8 @@ PlatformOption = Annotated[
         "-p",
         "--platform",
         readable=False,
-        help="platform.yaml with the launcher of the training job (default: the settings in TUNELINE_LAUNCHER), and "
-        "with prices, power and team budgets for the cost of a run (default: not known).",
+        help="platform.yaml, which sets the launcher of the training job (default: TUNELINE_LAUNCHER), and the prices, "
+        "power and team budgets for the cost of a run (default: unknown).",
     ),
 ]
 LauncherOption = Annotated[
@@ -115,7 +115,7 @@ CaptureOption = Annotated[
     Path | None,
     typer.Option(
         "--capture",
-        help="Capture file, which states which requests are stored and where. Default: no request is stored.",
+        help="Capture file, which selects the requests to store and sets their location. Default: no request is stored.",
     ),
 ]
 DrainOption = Annotated[

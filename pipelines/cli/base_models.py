@@ -34,7 +34,7 @@ def models_import(
     source: Annotated[
         str,
         typer.Argument(
-            help="hf://org/name@revision, a folder with a model in the Hugging Face layout or a tuned model, or an embedded model."
+            help="hf://org/name@revision, an embedded model, or the folder of a tuned model or of a model in the Hugging Face layout."
         ),
     ],
     accept_license: Annotated[

@@ -44,7 +44,8 @@ FeedbackFilesOption = Annotated[
 ModelFilterOption = Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")]
 
 SampledOption = Annotated[
-    bool, typer.Option("--sampled", help="Compare only by corrections of requests that `traffic sample` has drawn.")
+    bool,
+    typer.Option("--sampled", help="Compare the models only on corrected requests from `tuneline traffic sample`."),
 ]
 UnratedOption = Annotated[bool, typer.Option("--unrated", help="Include answers without feedback, unchanged.")]
 
@@ -171,9 +172,9 @@ def sample_traffic(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw random requests for editors, who write the best answer as `correction`, without the model's answer.
+    """Draw a random sample of requests, to which editors write the best answer as `correction`. Model answers are left out.
 
-    Pass the edited file as another --feedback file. `tuneline retrain --sampled` compares the models by it.
+    Pass the edited file as an additional --feedback file. With --sampled, `tuneline retrain` compares the models only on it.
     """
     from pipelines.capture import review_sample, row_selection
 
@@ -238,7 +239,7 @@ def expire_traffic(
 @traffic_app.command("erase")
 def erase_subject(
     subject: Annotated[
-        str, typer.Option("--subject", help="Subject as the gateway receives it; - reads it from standard input.")
+        str, typer.Option("--subject", help="Subject as the gateway receives it. -: read it from standard input.")
     ],
     capture: CaptureFileOption = Path("capture.yaml"),
     feedback: FeedbackFilesOption = [],  # noqa: B006
@@ -307,7 +308,7 @@ def export_traffic(
     dataset: Annotated[
         Path | None,
         typer.Option(
-            "--dataset", help="Folder of a dataset to curate from the rows and the sources of the configuration."
+            "--dataset", help="Folder for a dataset, curated from these rows and the sources of the configuration."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows, and write nothing.")] = False,
@@ -318,7 +319,7 @@ def export_traffic(
 ) -> None:
     """Write corrected and well-rated answers as rows for curation: conversations and preference pairs.
 
-    Repeat an interrupted command to complete it.
+    After an interruption, run the same command again to complete the export.
     """
     from pipelines.capture import traffic_export
 

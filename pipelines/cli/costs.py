@@ -28,7 +28,7 @@ def costs(
             "-p",
             "--platform",
             readable=False,
-            help="platform.yaml whose prices and power apply to all runs. Default: those that each run recorded.",
+            help="platform.yaml with the prices and power to apply to all runs. Default: the values recorded by each run.",
         ),
     ] = None,
     workdirs: Annotated[

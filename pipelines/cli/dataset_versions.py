@@ -54,7 +54,7 @@ def data_publish(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish a dataset as the next revision. If the content is already published, its revision is returned."""
+    """Publish a dataset as the next revision. If its content is already published, return the existing revision."""
     settings = load_config(config, sets).data_versioning
     from components.common.artifacts import artifact_folder
     from components.data_versioning.stage import publish
@@ -142,7 +142,7 @@ def data_find(
     row: Annotated[str, typer.Option("--row", help="ID of a row.")] = "",
     text: Annotated[
         str,
-        typer.Option("--text", help="Text of a row, regardless of case and spacing; - reads it from standard input."),
+        typer.Option("--text", help="Text of a row; case and spacing are ignored. -: read it from standard input."),
     ] = "",
     source: Annotated[str, typer.Option("--source", help="Source or file name of the rows.")] = "",
     config: ConfigOption = None,

@@ -46,7 +46,7 @@ def deploy(
         str,
         typer.Option(
             "--canary-alias",
-            help="Alias whose version is also served, as MODEL-ALIAS; --routes sends it requests. Requires --watch.",
+            help="Second alias to serve, as MODEL-ALIAS; --routes determines its requests. Requires --watch.",
         ),
     ] = "",
     is_canary: Annotated[

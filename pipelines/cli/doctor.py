@@ -47,7 +47,7 @@ def doctor(
         typer.Option(
             "-c",
             "--config",
-            help="Also check that this customization.yaml fits the machine, or with -p the resource requests of the platform.",
+            help="Also check that this customization.yaml fits the machine or, with -p, the resource requests of the platform.",
         ),
     ] = None,
     sets: SetOption = [],  # noqa: B006

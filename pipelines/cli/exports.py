@@ -49,7 +49,7 @@ def export(
 ) -> None:
     """Write the verified facts about a model version in a standard format. Equal input gives equal bytes.
 
-    Unknown facts are stated as `unknown`. A damaged lineage is not exported.
+    Unknown facts are stated as `unknown`. A version with a damaged lineage is not exported.
     """
     settings = load_config(config, sets).data_versioning
     _check_output(output)

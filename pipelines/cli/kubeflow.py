@@ -69,7 +69,7 @@ def submit(
     sets: SetOption = [],  # noqa: B006
     platform: ClusterOption = None,
     file: Annotated[
-        Path | None, typer.Option("-f", "--file", help="Compiled pipeline, instead of -c, --set and -p.")
+        Path | None, typer.Option("-f", "--file", help="Compiled pipeline to submit, instead of -c, --set and -p.")
     ] = None,
     pipeline_name: PipelineOption = "customization",
     param: Annotated[
@@ -156,7 +156,7 @@ def _compile(
     if cluster:
         warnings += fit_checks.list_warnings(customization, cluster)
     notes = [
-        f"{key} is not set; the pipeline has {value}, the estimate of `tuneline size`"
+        f"{key} is not set; the pipeline requests {value}, the estimate of `tuneline size`"
         for key, value in requests.items()
     ]
     for sentence in [] if quiet else [*warnings, *notes]:

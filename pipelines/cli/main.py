@@ -95,7 +95,7 @@ def hide_flag_types(command: Any) -> None:
 def _convert_error(error: Exception, arguments: list[str]) -> TunelineError:
     """Convert an error of click or the operating system; print the traceback of any other error, which is a bug."""
     if hasattr(error, "format_message"):
-        hint = "Run tuneline --help for the commands, tuneline COMMAND --help for their options."
+        hint = "Run `tuneline --help` for the commands, or `tuneline COMMAND --help` for the options of a command."
         message = error.format_message()
         if arguments and message.startswith("No such command") and (known := COMMANDS_OF_OTHER_TOOLS.get(arguments[0])):
             message = f"No such command '{arguments[0]}'. Did you mean '{known}'?"

@@ -126,7 +126,7 @@ def rollback(
         str,
         typer.Option(
             "--reason",
-            help='Reason, recorded in the history. Default: "rollback from version N", N being the current version.',
+            help='Reason, recorded in the history. Default: "rollback from version N", where N is the current version.',
         ),
     ] = "",
     config: ConfigOption = None,

@@ -59,8 +59,8 @@ def set_policy(
         str,
         typer.Option(
             "--by",
-            help="User name recorded in the history; an approver, if the policy in force lists any. Default: the user of "
-            "this process.",
+            help="User name recorded in the history. If the policy in force lists approvers, only an approver may replace it. "
+            "Default: the user of this process.",
         ),
     ] = "",
     tracking_uri: TrackingUriOption = "",

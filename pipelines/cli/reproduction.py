@@ -104,8 +104,8 @@ def _format_outcome(outcome: ReproductionOutcome, *, dry_run: bool) -> list[str]
         causes = dict.fromkeys(f"{item.what} ({item.recorded} → {item.here})" for item in reasons)
         unexplained = ", and no difference in the environment explains this; "
         unexplained += "the records may not match the original training run."
-        verb = "differ" if len(differing) == 2 else "differs"
-        summary = f"{title} is not reproduced: the {' and the '.join(differing)} {verb} from the recorded"
+        verb = "differ from those recorded" if len(differing) == 2 else "differs from that recorded"
+        summary = f"{title} is not reproduced: the {' and the '.join(differing)} {verb}"
         summary += f". Possible causes in this environment: {', '.join(causes)}." if causes else unexplained
     return [
         f"dataset  {digests['dataset']}  {method}: {plan.method_reason}",

@@ -50,7 +50,8 @@ def retrain(
         "retraining"
     ),
     drift: Annotated[
-        Path | None, typer.Option("--drift", help="Start if this output of `traffic drift --json` has an alarm.")
+        Path | None,
+        typer.Option("--drift", help="Start if this file, written by `traffic drift --json`, has an alarm."),
     ] = None,
     min_feedback: Annotated[
         int,
@@ -60,9 +61,7 @@ def retrain(
     ] = 0,
     every_days: Annotated[
         float,
-        typer.Option(
-            "--every-days", min=0, max=36500, help="Start after this number of days since the last retraining."
-        ),
+        typer.Option("--every-days", min=0, max=36500, help="Start this number of days after the last retraining."),
     ] = 0.0,
     held_back: Annotated[
         float,
@@ -71,7 +70,7 @@ def retrain(
     max_loss: Annotated[
         float,
         typer.Option(
-            "--max-loss", min=0, max=0.5, help="Tolerated loss on held-back traffic, as a share of the score."
+            "--max-loss", min=0, max=0.5, help="Tolerated decrease of the mean score (0 to 1) on held-back traffic."
         ),
     ] = 0.0,
     shadow_days: Annotated[
@@ -93,7 +92,7 @@ def retrain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the triggers, and start nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build the next version from captured traffic after a drift alarm, enough feedback or enough time, and promote a better version.
+    """After a drift alarm, enough feedback or enough time, train a version on captured traffic, and promote it if it is better.
 
     Run it regularly. An interrupted retraining resumes.
     """

@@ -40,7 +40,7 @@ ObjectiveOption = Annotated[
 ]
 DatasetOption = Annotated[
     Path | None,
-    typer.Option("--dataset", help="Dataset artifact in which tokens are counted.", rich_help_panel=DATA),
+    typer.Option("--dataset", help="Dataset artifact whose tokens are counted.", rich_help_panel=DATA),
 ]
 TokensOption = Annotated[
     float | None, typer.Option("--tokens", min=1, max=1e18, help="Number of tokens per epoch.", rich_help_panel=DATA)
@@ -54,7 +54,7 @@ MeanLengthOption = Annotated[
         "--mean-length",
         min=1,
         max=1e9,
-        help="Mean number of tokens per row; for a pair, per answer with its prompt. Default: --length.",
+        help="Mean number of tokens per row or, for preference pairs, per answer including its prompt. Default: --length.",
         rich_help_panel=DATA,
     ),
 ]
@@ -76,7 +76,10 @@ PackingOption = Annotated[
 MicroBatchOption = Annotated[
     int | None,
     typer.Option(
-        "--micro-batch", min=1, help="Rows per GPU and pass. Default: the number that fits.", rich_help_panel=PLACE
+        "--micro-batch",
+        min=1,
+        help="Rows per GPU in one forward pass. Default: the number that fits into memory.",
+        rich_help_panel=PLACE,
     ),
 ]
 GlobalBatchOption = Annotated[
@@ -109,7 +112,7 @@ GenerationShareOption = Annotated[
         "--generation-share",
         min=0,
         max=0.99,
-        help="Share of the time in which grpo generates answers.",
+        help="Share of the training time that grpo spends on generating answers.",
         rich_help_panel=PLACE,
     ),
 ]
@@ -226,7 +229,7 @@ TeamsOption = Annotated[
         "--teams",
         min=0,
         max=1000,
-        help="Number of teams for the capacity per week; each team always has one customization in progress. 0: enough teams to use every GPU.",
+        help="Number of teams for estimating the weekly capacity; each team always has one customization in progress. 0: enough teams to use every GPU.",
         rich_help_panel=SHARED,
     ),
 ]
@@ -240,7 +243,11 @@ ReadRateOption = Annotated[
 ]
 StorageNodeOption = Annotated[
     str,
-    typer.Option("--storage-node", help="Type of PowerScale node to count: f210.", rich_help_panel=SHARED),
+    typer.Option(
+        "--storage-node",
+        help="PowerScale node type for the estimated number of storage nodes: f210.",
+        rich_help_panel=SHARED,
+    ),
 ]
 StorageNodeRateOption = Annotated[
     str,

@@ -124,7 +124,7 @@ MaxDocumentShareOption = Annotated[
         "--max-document-share",
         min=0.001,
         max=1,
-        help="Maximum share of rows from one document; an equal share is always allowed.",
+        help="Maximum share of rows from one document. An equal share for each document is always allowed.",
         rich_help_panel=ROWS,
     ),
 ]
@@ -245,7 +245,7 @@ def synthesize(
 ) -> None:
     """Write grounded rows from documents with a teacher model, as a source for `tuneline curate`.
 
-    After an interruption, the same command resumes without asking again for an answer that it has received.
+    After an interruption, run the same command again: it resumes, and does not request stored answers again.
     """
     if max_cost is not None and not (input_price or output_price):
         raise UsageError(

@@ -96,7 +96,7 @@ def clear_routes(
     routes: RoutingFileOption = Path("routes.yaml"),
     as_json: JsonOption = False,
 ) -> None:
-    """Remove one route or all routes. Each model then answers only to its own name."""
+    """Remove one route or all routes. Each model then answers only requests for its own name."""
     from pipelines.gateway import traffic_routes
 
     removed = traffic_routes.clear_routes(routes, name)

@@ -178,7 +178,7 @@ def _format_result(result: dict[str, Any]) -> list[str]:
     ]
     reference = f"{result['reference']['name']}, {result['reference']['prompts']:,} prompts"
     lines = [f"{result['model']}: reference {reference}", *tables.render(tables.build_table(columns, rows))]
-    lines.append(f"{result['pending']:,} prompts are in no complete window yet")
+    lines.append(f"{result['pending']:,} prompts are not yet in a complete window")
     lines += [f"limitation: {each}" for each in result["limitations"]]
     if result["report"]:
         lines.append(f"report: {result['report']}")

@@ -86,7 +86,7 @@ def verify(
 ) -> None:
     """Verify signatures, attestations, evaluation, promotion and history of a version. Exit with status 1 if any fails.
 
-    A bundle contains no weights; files are hashed only if the workdir's store has the artifacts.
+    A bundle contains no weights: the files of an artifact are hashed only if the workdir's store contains the artifact.
     """
     from components.model_registry import provenance_bundle, signature_checks, trust_root
 

@@ -55,8 +55,8 @@ PATH_LIST_KEYS = (
 )
 
 FILE_CREDENTIALS_HINT = (
-    "Remove it from the address. The credentials of object stores are environment variables, and Git uses its credential "
-    "helper: see Sources in docs/how-to/data.md."
+    "Remove it from the address. Set credentials of object stores in environment variables, and those of Git in its "
+    "credential helper: see Sources in docs/how-to/data.md."
 )
 DEMO_PATH = Path(__file__).parent / "demo.yaml"
 

@@ -108,7 +108,7 @@ def attribute_words(
     gradient_scores = compute_gradient_scores(model, engine.tokenizer, answer, units)
     effects: list[DeletionEffect] = []
     if len(units) > 1:
-        reporter.step("removing several of them")
+        reporter.step(f"removing several {unit}s at a time")
         rankings = {LEAVE_ONE_OUT: [_rank(scores)]}
         if gradient_scores is not None:
             rankings[GRADIENT_INPUT] = [_rank(gradient_scores)]

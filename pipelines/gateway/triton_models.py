@@ -266,7 +266,7 @@ class TritonModels:
             if error_message:
                 raise translate_model_error(error_message)
             if not is_finished:
-                raise RequestError(502, "the model closed the answer before its end", code="model_error")
+                raise RequestError(502, "the model closed the stream before the end of the answer", code="model_error")
 
     @contextmanager
     def _count_answer(self, model: ServedModel, limit: int | None) -> Iterator[None]:

@@ -415,7 +415,7 @@ def _list_formulas(request: SizingRequest, band: throughput.EfficiencyBand) -> l
         {"quantity": "FLOPs per token", "formula": "full: 6(N−E) + 6·L·q·T; frozen weights: 4(N−E) + 4·L·q·T",
          "source": "docs/reference/sizing-validation.md"},
         {"quantity": "tokens per second", "formula": f"peak FLOP/s × {efficiency} ÷ FLOPs per token, reduced by the time to read "
-         "the weights, which counts for small micro-batches" + ("" if request.stack == "tuned" else f"; a micro-batch takes at least {launches} ms per layer"),
+         "the weights, which matters for small micro-batches" + ("" if request.stack == "tuned" else f"; a micro-batch takes at least {launches} ms per layer"),
          "source": band.basis},
         {"quantity": "energy", "formula": f"{NODE_POWER_FACTOR:g} × GPUs × design power × hours × PUE",
          "source": "MLPerf Training power logs, v4.0 and v5.0"},

@@ -293,7 +293,7 @@ def _fetch_incumbent(config: Customization, workdir: Workdir, finetune_key: str,
     holder = found if incumbent == found.model_sha256 else find_by_digest(found.name, incumbent)
     if holder is None:
         reporter.note(
-            f"the incumbent of version {found.version} is neither in this store nor in the "
+            f"the model that version {found.version} was compared with is neither in this store nor in the "
             f"registry; the candidate is compared with version {found.version} instead"
         )
         holder = found

@@ -139,7 +139,7 @@ def test_estimate_beyond_the_budget_is_listed_with_figures() -> None:
     meter = build_meter(gpu_hours=2.5, hours=10).charge(GPU_HOUR)
     assert meter.list_exceeded(GPU_HOUR) == []
     twice = stage_cost.add_costs([GPU_HOUR, GPU_HOUR])
-    assert meter.list_exceeded(twice) == ["budget.gpu_hours is 2.5; the estimate is 3, 1 of it used already"]
+    assert meter.list_exceeded(twice) == ["budget.gpu_hours is 2.5; the estimate is 3, including 1 already used"]
 
 
 def test_clock_of_a_job_counts_equal_processes_and_peers(monkeypatch: pytest.MonkeyPatch) -> None:

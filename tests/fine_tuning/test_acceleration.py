@@ -446,7 +446,7 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
     ({"optimizer": "adamw_8bit", "device": "cpu"}, "optimizer adamw_8bit cannot run on cpu: bitsandbytes requires"),
     (
         {"optimizer": "adafactor", "strategy": "zero3", "processes": 2},
-        "optimizer adafactor cannot be used with strategy zero3: it was not tested on shards",
+        "optimizer adafactor cannot be used with strategy zero3: it has not been tested on shards",
     ),
     ({"initial_adapter": "sft", "adaptation": "full"}, "initial_adapter cannot be used with adaptation full"),
     ({"sample_prompts": ["a"], "validation_rows": 0}, "sample_prompts requires validation_rows of at least 1"),

@@ -171,9 +171,9 @@ BUNDLE_DAMAGES = {
     "binary record": ("records/{}.0.json", lambda path: path.write_bytes(b"\xff"), ".0.json: Invalid JSON"),
     "nested history": ("history.json", _nest, "history.json: Invalid JSON: recursion limit exceeded"),
     "nested checkpoint": ("checkpoint.json", _nest, "checkpoint.json: Invalid JSON: recursion limit exceeded"),
-    "missing history": ("history.json", lambda path: path.unlink(), "history.json is missing or no regular file"),
+    "missing history": ("history.json", lambda path: path.unlink(), "history.json is missing or not a regular file"),
     "large record": ("records/{}.0.json", _fill, "it has more than 64 MiB"),
-    "endless checkpoint": ("checkpoint.json", _replace_by_pipe, "checkpoint.json is missing or no regular file"),
+    "endless checkpoint": ("checkpoint.json", _replace_by_pipe, "checkpoint.json is missing or not a regular file"),
 }
 
 

@@ -1513,7 +1513,7 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "the versioning of … could not be checked: …": ("configuration", 2),
     "process … on … changes the traffic in …": ("busy", 1),
     "the lock … was not renewed for … seconds; …": ("busy", 1),
-    "… has … bytes after the upload of …": ("engine_missing", 1),
+    "… has … bytes after the upload; expected …": ("engine_missing", 1),
 }
 COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py and test_status.py
     "… has no report: its state is …": ("usage", 2),
@@ -1557,7 +1557,7 @@ EXPLANATION_ERRORS = {  # the tests are in tests/pipelines/explanation
         "configuration",
         2,
     ),
-    "the gradients of … rows need an estimated … GB, and … GB are free (GB by part: …)": ("configuration", 2),
+    "the gradients of … rows need an estimated … GB, but … GB are free (GB by part: …)": ("configuration", 2),
 }
 
 SYNTHESIS_ERRORS = {  # the tests are in tests/pipelines/synthesis

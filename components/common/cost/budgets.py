@@ -98,7 +98,7 @@ class SpendingMeter(BaseModel):
             spent = self.rates.convert(account.spent)
             for name, limit in account.budget.limits.items():
                 if figures[name] is not None and figures[name] > limit:
-                    used = f", {spent[name]:.4g} of it used already" if spent[name] else ""
+                    used = f", including {spent[name]:.4g} already used" if spent[name] else ""
                     sentences.append(
                         f"{account.name}.{name} is {limit:g}{self._get_unit(name)}; "
                         f"the estimate is {figures[name]:.4g}{used}"

@@ -50,8 +50,8 @@ class LauncherSettings(StrictModel):
     )
     python: str = Field(
         "",
-        description="Path of the Python interpreter with tuneline on the nodes. Empty: `python` of the image, or the "
-        "path of the current interpreter without an image.",
+        description="Path of the Python interpreter with tuneline on the nodes. Empty: `python` of the image or, "
+        "without an image, the path of the current interpreter.",
     )
     environment: dict[str, str] = Field(
         {}, description="Environment variables of the training job, for example {NCCL_SOCKET_IFNAME: ib0}."

@@ -67,7 +67,9 @@ def open_table(request: TableRequest) -> Iterator[OpenTable]:
         is_unchanged = _get_file_state(path) == before
         details: dict[str, str | int] = {"sqlite_version": sqlite3.sqlite_version}
         yield OpenTable(
-            f"file with digest {sha256[:12]}" if is_unchanged else "one transaction of a file that changed meanwhile",
+            f"file with digest {sha256[:12]}"
+            if is_unchanged
+            else "one transaction of a file that changed during the read",
             lambda: _read_rows(connection, statement),
             state_key=sha256 if is_unchanged else "",
             details={**details, "file_sha256": sha256} if is_unchanged else details,

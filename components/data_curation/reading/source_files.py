@@ -269,7 +269,7 @@ def describe_skipped_files(entries: Sequence[SourceEntry], base: Path) -> str:
     by_count = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{suffix or 'no suffix'} ({count:,})" for suffix, count in by_count[:MAX_SUFFIXES])
     rest = f" and {len(skipped) - MAX_SUFFIXES} more suffixes" if len(skipped) > MAX_SUFFIXES else ""
-    return f"files in source folders that are not read, by their suffix: {listed}{rest}"
+    return f"files in source folders that are not read, by suffix: {listed}{rest}"
 
 
 def _digest_source(location: FileLocation, pattern: str) -> Source:

@@ -46,8 +46,8 @@ class TableSettings(BaseModel):
         "",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$|^$",
         exclude_if=operator.not_,
-        description="Environment variable with the password of the database user. Snowflake: or a private key in PEM "
-        "format; BigQuery: the JSON key of a service account.",
+        description="Environment variable with the password of the database user. Snowflake: the password, or a private "
+        "key in PEM format. BigQuery: the JSON key of a service account.",
     )
     max_rows: int = Field(
         MAX_ROWS,

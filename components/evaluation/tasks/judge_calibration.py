@@ -65,8 +65,8 @@ def read_pairs(path: str, prompt_field: str) -> list[LabelledPair]:
         )
     if missing := [label for label in LABELS[:2] if label not in {pair.label for pair in pairs}]:
         raise InputError(
-            f"calibration: no pair of {path} has the label {missing[0]}; agreement with one label shows nothing",
-            hint="Exchange the two answers of about half of the pairs, and their labels.",
+            f"calibration: no pair of {path} has the label {missing[0]}; expected pairs with the labels a and b",
+            hint="Swap the two answers, and the label, in about half of the pairs.",
         )
     return pairs
 

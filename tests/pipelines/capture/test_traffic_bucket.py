@@ -447,7 +447,7 @@ def test_object_of_another_size_is_reported(
     names = bucket.list_names()
     monkeypatch.setattr("components.common.artifacts.object_storage.get_size", lambda _: 7)
     error = refusal(1, "traffic", "compact", cwd=settings.folder.parent)
-    assert (error["kind"], "rows.parquet has 7 bytes after the upload of" in error["message"]) == (
+    assert (error["kind"], "rows.parquet has 7 bytes after the upload; expected" in error["message"]) == (
         "engine_missing",
         True,
     )

@@ -296,7 +296,7 @@ def _call(verb: str, plural: str, call: Callable[[], object]) -> JsonObject | No
             hint = "Renew the login or the service account's token."
             raise AccessError(f"the API server does not accept the credentials: {message}", hint=hint) from None
         if error.status == 403 and "status unknown for quota" in message:  # of a quota that was just created
-            raise RetryableError(f"the API server does not know the usage of the quota yet: {message}") from None
+            raise RetryableError(f"the API server has not computed the usage of the quota yet: {message}") from None
         if error.status == 403:
             raise _sort_refusal(verb, plural, message) from None
         hint = "Correct the matching key of the section launcher of platform.yaml."

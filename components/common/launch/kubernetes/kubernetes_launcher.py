@@ -273,8 +273,10 @@ class KubernetesJob:
                     return status
                 self._unqueued_since = self._unqueued_since or time.monotonic()
                 if time.monotonic() - self._unqueued_since > QUEUE_TIMEOUT_SECONDS:
-                    priority = f" and the WorkloadPriorityClass {settings.priority}" if settings.priority else ""
-                    reason = f"Kueue has not queued the job; check that the LocalQueue {settings.queue}{priority} exist"
+                    rest = (
+                        f" and the WorkloadPriorityClass {settings.priority} exist" if settings.priority else " exists"
+                    )
+                    reason = f"Kueue has not queued the job; check that the LocalQueue {settings.queue}{rest}"
                     return JobStatus("waiting", reason)
             else:
                 self._record_disruption(status, pods)  # the pods may run before the job's status says so

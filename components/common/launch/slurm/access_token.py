@@ -20,8 +20,8 @@ from components.common.runtime.errors import TunelineError
 TOKEN_VARIABLE = "SLURM_JWT"
 TOKEN_PATTERN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 RENEW_HINT = (
-    "Store a token that `scontrol token lifespan=SECONDS` prints on a login node: in the secret for SLURM_JWT, or in "
-    "the file launcher.slurm.rest_token_file. A renewed file takes effect while a job runs."
+    "Run `scontrol token lifespan=SECONDS` on a login node, and store the token in the secret for SLURM_JWT or in the "
+    "file launcher.slurm.rest_token_file. A renewed file takes effect while a job runs."
 )
 
 

@@ -278,11 +278,11 @@ class SlurmJob:
         # Without accounting, Slurm deletes the record of a job minutes after its end (MinJobAge).
         self._unknown_polls += 1
         if (self.folder / OUTCOME_FILENAME).exists():
-            self._last = JobStatus("succeeded", "Slurm has no record of the job; its outcome exists")
+            self._last = JobStatus("succeeded", "Slurm has no record of the job, but its outcome is stored")
         elif self._unknown_polls < MAX_UNKNOWN_POLLS:
             self._last = JobStatus("running", "Slurm has no record of the job")
         else:
-            self._last = JobStatus("ended", "Slurm has no record of the job, and no outcome exists")
+            self._last = JobStatus("ended", "Slurm has no record of the job, and no outcome is stored")
         return self._last
 
     def request_stop(self) -> None:
