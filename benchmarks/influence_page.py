@@ -49,7 +49,7 @@ WORDS = """## Words of the prompt
 
 The embedded model answers {count} questions with up to {tokens} tokens. The table shows how much of its log-probability the answer loses (nats, mean ±
 standard error over the questions) without the top words of a ranking, and with only these words. A good ranking loses much without them and little
-with them. The test favours leave one out, because both delete words.
+with them. The test favours leave-one-out, because both delete words.
 """
 
 

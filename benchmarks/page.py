@@ -46,7 +46,7 @@ Keeping one document of each connected group would remove {surplus:,}.
 MEASURES = """- **recall**: share of the true pairs with at least one document removed; **recall ≥ 0.8**: the same for pairs with a similarity of at least 0.8
 - **precision**: share of the removed documents that are in a true pair
 - **far**: share of the removed documents without a true partner among the kept documents. If a is similar to b and b to c,
-  most tools remove c for a; tuneline removes a row only if a kept row is similar to it
+  most tools keep only a; tuneline removes a row only if a kept row is similar to it
 
 All tools read the same JSONL file, with word 5-grams and 128 permutations. Some differences result from how the tools split words.
 """

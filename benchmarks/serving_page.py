@@ -32,9 +32,9 @@ MEASURES = """- **clients**: each sends {requests} requests, one after the other
 RATES = """Requests arrive at random (a seeded Poisson process) for {seconds:g} seconds. Times start when a request is due.
 """
 
-GATEWAY = """The CPU time is that of the gateway's process with an API key, usage file and request log.
+GATEWAY = """The CPU time covers the gateway's process with an API key, usage file and request log.
 The official OpenAI client sends {requests} chats of each kind
-from {clients} clients. Further tokens are those of a streamed answer of {tokens} tokens. The event loop's thread (model messages, JSON, HTTP)
+from {clients} clients. Further tokens were measured with streamed answers of {tokens} tokens. The event loop's thread (model messages, JSON, HTTP)
 takes {loop_share:.0%} of the time of these answers, gRPC's threads the rest.
 """
 
