@@ -26,7 +26,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to end
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
 
-flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, detect drift, train the next version on corrections, run it in shadow mode, and promote it (30 minutes)
+flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, detect drift, train the next version on corrections, run it in shadow mode, and promote it (about 30 minutes)
 	@$(BIN)/python -P -m examples.flywheel --folder $(WORKDIR)/flywheel $(ARGS)
 
 # Most tests wait for child processes and servers, so use one worker more than cores, at most four.
