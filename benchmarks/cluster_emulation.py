@@ -336,7 +336,7 @@ sync checkpoints. A shared throttle limits reads and writes to a known rate. The
 |---|---|---|
 {goals}
 
-Waits below {wait:g} s are not compared, because they are start and wake-up times of processes.
+Waits below {wait:g} s are not compared, because they consist of process start and wake-up times.
 
 ## Results
 

@@ -59,7 +59,7 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         f"`min_gain: 0`, the worst false acceptance is {results.find_worst(BOUND_ALONE):.1%}.\n",
         "## Power\n\nAcceptance by the current rule: equal model / better model. With too few items, the rule accepts nothing.\n",
         _show_power(results, DEFAULT),
-        "## Bounds compared\n\nThe earlier bound is the lower of a studentised bootstrap and percentiles widened for small samples. Betting "
+        "## Bounds compared\n\nThe earlier bound is the lower one of a studentised bootstrap bound and percentiles widened for small samples. Betting "
         "and empirical Bernstein bounds are proven under the same assumption, but need several times the items. Power: mean "
         "over the distributions, for an equal model.\n",
         _compare_methods(results),

@@ -29,7 +29,7 @@ MEASURES = """- **clients**: each sends {requests} requests, one after the other
 - **{generate}**: a loop with `transformers.generate` over the same prompts, in a separate process
 """
 
-RATES = """Requests arrive at random (a seeded Poisson process) for {seconds:g} seconds. Times start when a request is due.
+RATES = """Requests arrive at random (a seeded Poisson process) for {seconds:g} seconds. Times are measured from the moment when a request is due.
 """
 
 GATEWAY = """The CPU time covers the gateway's process with an API key, usage file and request log.

@@ -68,7 +68,7 @@ def write_page(results: Results, path: Path, commit: str) -> None:
         "![tokens per second, and the time of a step by kind of kernel](images/benchmarks-gpu.svg)\n",
         CHANGES,
         "## Training\n\n" + _tabulate_training(results),
-        "## Time of a step\n\nSeconds by kind of kernel for one step under PyTorch's profiler. In the rest of the step, no kernel runs.\n\n"
+        "## Time of a step\n\nThe table shows the seconds by kind of kernel for one step under PyTorch's profiler. In the rest of the step, no kernel runs.\n\n"
         + _tabulate_profiles(results),
         "## Serving\n\n" + _describe_serving(results),
         "## Scoring\n\n" + _describe_scoring(results),
