@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from tests.data_versioning.conftest import make_dataset
 from tests.engines import cluster as cluster_kit
 from tests.engines import postgresql, slurm_cluster
+from tests.engines.chromium import Page, running_chromium
 from tests.engines.cluster import Cluster
 from tests.engines.s3_server import S3, run_server
 from tests.model_registry.conftest import empty_store
@@ -77,6 +78,15 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
         skip_or_fail(missing)
     with run_server(Path(folder) / "server") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def new_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Page]]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("chromium is not installed")  # with TUNELINE_ENGINES=required, the marker fails the test first
+    with running_chromium(program, tmp_path_factory.mktemp("profile")) as open_tab:
+        yield open_tab
 
 
 @pytest.fixture(scope="module")

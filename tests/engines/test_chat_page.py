@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,20 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from pipelines.gateway import api_keys
-from tests.engines.chromium import Page, running_chromium
+from tests.engines.chromium import Page
 from tests.pipelines.chat.fake_models import FakeModels, running_gateway
 
 pytestmark = [pytest.mark.chromium, pytest.mark.long]
 LAST_ANSWER = "[...document.querySelectorAll('section:{column} .content')].at(-1)"
-
-
-@pytest.fixture(scope="module")
-def new_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Page]]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("chromium is not installed")  # with TUNELINE_ENGINES=required, the marker fails the test first
-    with running_chromium(program, tmp_path_factory.mktemp("profile")) as open_tab:
-        yield open_tab
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ STYLESHEET = """
 @media screen and (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --soft: #9aa4b5; --line: #39414f; --good: #5fd39a; --bad: #ff8a80; --link: #8ab4f8; --paper: #14181f; --wash: #1c222c; --shade: #e8ebf077 } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 a { color: var(--link) } h1 { font-size: 1.6rem; margin-bottom: 0; overflow-wrap: anywhere } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line) }
-p.sub, .soft { color: var(--soft) } figcaption { color: #5c6575; padding: 0 .7rem .5rem } .good { color: var(--good) } .bad { color: var(--bad) }
+p.sub, .soft { color: var(--soft) } .soft, .tile, dt { overflow-wrap: anywhere } figcaption { color: #5c6575; padding: 0 .7rem .5rem } .good { color: var(--good) } .bad { color: var(--bad) }
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0 }
 .tile { background: var(--wash); border-radius: .5rem; padding: .6rem 1rem } .tile b { display: block; font-size: 1.3rem }
 dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 1rem 0 } dl.facts dt { color: var(--soft) } dl.facts dd { margin: 0; overflow-wrap: anywhere }
