@@ -62,14 +62,14 @@ class DecontaminationConfig(_Section):
     shortest: int = Field(
         8,
         ge=4,
-        description="Texts of an item with fewer than `ngram` words are searched for as a whole if they have at least this "
-        "number of words. Other short texts are skipped, except for questions.",
+        description="Minimum length in words of a text that is shorter than `ngram` and is searched for as a whole. Shorter "
+        "texts are skipped, except for questions.",
     )
     shortest_question: int = Field(
         4,
         ge=2,
-        description="Questions of an item with fewer than `shortest` words are searched for as a whole sentence, line or "
-        "labelled part of a row if they have at least this number of words. Shorter questions are skipped.",
+        description="Minimum length in words of a question that is shorter than `shortest` and is searched for as a whole "
+        "sentence, line or labelled part of a row. Shorter questions are skipped.",
     )
     min_overlap: Share = Field(
         0.0,
@@ -257,7 +257,7 @@ class InstructionConfig(_Section):
     )
     cut_answers: bool = Field(
         False,
-        description="Drop rows whose last answer is truncated in a sentence, a bracket or a code block, for example by "
+        description="Drop rows whose last answer breaks off within a sentence, a bracket or a code block, for example at "
         "a token limit.",
     )
     min_cut_characters: int = Field(
@@ -377,7 +377,7 @@ class DataCurationConfig(_Section):
         "to data_curation.documents.max_tokens, also of HTML files; paragraph: a block between blank lines. auto: section "
         "for Markdown and for plain text whose paragraphs are wrapped at a fixed width, line for other plain text.",
     )
-    documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunks and limits of documents.")
+    documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunking and limits of documents.")
     max_other_kind_share: Share = Field(
         0.05,
         description="Maximum share of rows whose kind (conversations, preference pairs, labelled rows, text) differs from "

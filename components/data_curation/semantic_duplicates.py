@@ -104,7 +104,7 @@ def find_semantic_duplicates(
     else:
         embed = text_embeddings.build_encoder(folder)
     rows = _embed_rows(prepared, verdicts, embed, reporter)
-    reporter.step("comparing meanings")
+    reporter.step("comparing the embeddings")
     rejections: dict[int, Rejection] = {}
     for cluster in _cluster_rows(rows):
         for row, kept, similarity in _find_duplicates(rows, cluster, threshold):

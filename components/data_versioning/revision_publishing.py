@@ -141,7 +141,7 @@ def push_with_retry(
                 raise DataVersioningError(
                     f"the data repository {store.origin} accepted no push for {PUBLISH_TIMEOUT_SECONDS:.0f} seconds"
                     f"{blocking}: {lines[0] if lines else collision}",
-                    hint="Remove lock files that no git process holds before you publish again; "
+                    hint="Remove lock files that no git process holds, then publish again; "
                     "the files are already in the remote.",
                 ) from None
             reporter.note("another job is writing to the data repository; retrying on the latest commit")

@@ -182,7 +182,7 @@ def open_initial_adapter(
     if adapter is None or not model_loading.is_adapter(adapter):
         raise ConfigurationError(
             f"fine_tuning.initial_adapter: {source} is not a tuned model with an adapter",
-            hint="Name the folder or store:<sha256> of such a model; use other models as fine_tuning.base_model.",
+            hint="Specify the folder or store:<sha256> of such a model; use other models as fine_tuning.base_model.",
         )
     if expected_sha256 and adapter.sha256 != expected_sha256:
         raise ArtifactDamagedError(

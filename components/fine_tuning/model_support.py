@@ -97,7 +97,7 @@ def _explain_leak(model_class: type[PreTrainedModel], model_config: PretrainedCo
     if model_class._is_stateful:
         return "the state of its state-space or linear attention layers is carried from row to row"
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
-        return "it has no position ids that separate them"
+        return "the model has no position ids that separate the rows"
     if model_config.model_type in UNSEPARATED_MODEL_TYPES:
         return "its attention mask does not depend on position ids"
     return ""

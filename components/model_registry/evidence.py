@@ -163,14 +163,14 @@ def _check_verdict(content: Json) -> list[str]:
     settings = [{name: rule.get(name) for name in wanted} for rule, wanted in zip(rules, gate, strict=False)]
     objections = []
     if not rules or len(rules) != len(gate) or settings != gate:
-        objections.append("the rules in its evaluation are not those of its gate")
+        objections.append("the rules in its evaluation differ from those of its gate")
     is_unchanged = measured["incumbent"] == measured["model"]["content_sha256"]
     expected = "accepted" if rules and all(rule["holds"] is True for rule in rules) else "refused"
     expected = "unchanged" if is_unchanged else expected
     if content["verdict"] != expected:
         objections.append(f"its evaluation's verdict is {content['verdict']}, but its rules give {expected}")
     if content["reasons"][-len(rules) or len(rules) :] != [rule["reason"] for rule in rules]:
-        objections.append("the reasons in its evaluation are not those of its rules")
+        objections.append("the reasons in its evaluation differ from those of its rules")
     return objections
 
 
@@ -181,7 +181,7 @@ def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
     if {row["task"] for row in rows} != set(content["tasks"]) or set(content["tasks"]) != set(
         content["measured"]["tasks"]
     ):
-        return ["the tasks in its evaluation are not those of its predictions"]
+        return ["the tasks in its evaluation differ from those of its predictions"]
     by_task: dict[str, list[Json]] = defaultdict(list)
     for row in rows:
         by_task[row["task"]].append(row)

@@ -59,7 +59,7 @@ class Policy(BaseModel):
         description="Names of the approvers, as passed with --by. Empty: everyone with write access to the registry.",
     )
     approvals_required: int = Field(1, ge=1, le=2, description="Number of approvals that a promotion requires.")
-    tasks: list[RequiredTask] = Field([], description="Tasks that the evaluation must have measured.")
+    tasks: list[RequiredTask] = Field([], description="Tasks that the evaluation must include.")
     suite: Literal["default"] | None = Field(
         None,
         exclude_if=operator.not_,

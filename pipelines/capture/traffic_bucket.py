@@ -325,7 +325,7 @@ def _check_other_locks(settings: CaptureSettings, tag: str) -> None:
         uri = f"{settings.bucket}/{LOCK}/{owner}"
         if not is_gone and now - renewed <= LOCK_STALE_AFTER_SECONDS:
             raise BusyError(
-                f"process {process.partition('-')[0]} on {host.rpartition('-')[0]} changes the traffic in "
+                f"process {process.partition('-')[0]} on {host.rpartition('-')[0]} is changing the traffic in "
                 f"{settings.bucket}",
                 hint=f"Repeat the command after that process has ended. If it was killed, delete {uri}, or wait "
                 f"{LOCK_STALE_AFTER_SECONDS / 60:.0f} minutes.",

@@ -93,7 +93,7 @@ CaCertOption = Annotated[
     Path | None,
     typer.Option(
         "--ca-cert",
-        help="PEM file of the certificate authority that signed the server certificate. Default: public authorities.",
+        help="PEM file of the certificate authority that signed the server certificate. Default: the public certificate authorities.",
     ),
 ]
 ReferenceArgument = Annotated[

@@ -39,7 +39,7 @@ MAX_PROMPT_CHARACTERS = 80  # of a row of `tuneline traffic list`
 
 CaptureFileOption = Annotated[Path, typer.Option("--capture", help="Capture file of the gateway.")]
 FeedbackFilesOption = Annotated[
-    list[Path], typer.Option("--feedback", help="Feedback file of a gateway; repeatable. Default: none.")
+    list[Path], typer.Option("--feedback", help="Feedback file of a gateway. Repeatable. Default: none.")
 ]
 ModelFilterOption = Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")]
 
@@ -97,7 +97,7 @@ def show_status(
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the capture file, and show for each model the stored rows, their retention, and files that other users can read."""
+    """Check the capture file, and show the stored rows and retention of each model, and the files that other users can read."""
     from pipelines.capture import retention, traffic_bucket, traffic_files
     from pipelines.capture.settings import load_settings
 
@@ -303,7 +303,7 @@ def export_traffic(
     model: ModelFilterOption = "",
     include_unrated: UnratedOption = False,
     held_back: Annotated[
-        float, typer.Option("--held-back", min=0, max=0.9, help="Share of subjects that are held back for evaluation.")
+        float, typer.Option("--held-back", min=0, max=0.9, help="Share of subjects to hold back for evaluation.")
     ] = 0.0,
     dataset: Annotated[
         Path | None,

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 DEFAULT_CAPTURE_PATH = Path("capture.yaml")
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MESSAGES_HINT = 'Specify a JSON list such as [{"role": "user", "content": "…"}] that ends with a turn of the user.'
+MESSAGES_HINT = 'Specify a JSON list such as [{"role": "user", "content": "…"}] that ends with a user turn.'
 PAGE_FILENAME, RESULT_FILENAME = "explanation.html", "explanation.json"
 SHOWN_WORDS, SHOWN_CHARACTERS = 12, 70
-ROW_COLUMNS = ("training row", "score", "share of random rows as high", "shared words", "source", "text")
+ROW_COLUMNS = ("training row", "score", "share of random rows scoring as high", "shared words", "source", "text")
 
 
 @app.command()
@@ -52,9 +52,7 @@ def explain(
     prompt: Annotated[str | None, typer.Option("--prompt", help="Message of the user.")] = None,
     messages: Annotated[
         Path | None,
-        typer.Option(
-            "--messages", help="JSON file with a conversation that ends with a turn of the user.", readable=False
-        ),
+        typer.Option("--messages", help="JSON file with a conversation that ends with a user turn.", readable=False),
     ] = None,
     answer: Annotated[
         str | None, typer.Option("--answer", help="Answer to explain. Default: the model's greedy answer.")

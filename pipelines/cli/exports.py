@@ -47,7 +47,7 @@ def export(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the verified facts about a model version in a standard format. Equal input gives equal bytes.
+    """Write the verified facts about a model version in a standard format. The same input always gives the same bytes.
 
     Unknown facts are stated as `unknown`. A version with a damaged lineage is not exported.
     """

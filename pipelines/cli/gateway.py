@@ -131,10 +131,18 @@ def create_key(
     models: Annotated[
         list[str], typer.Option("--model", help="Model that the key may use. Repeatable. Default: all models.")
     ] = [],  # noqa: B006
-    requests_per_minute: Annotated[int, typer.Option("--requests-per-minute", help="0: no limit.")] = 0,
-    tokens_per_minute: Annotated[int, typer.Option("--tokens-per-minute", help="0: no limit.")] = 0,
-    tokens_per_day: Annotated[int, typer.Option("--tokens-per-day", help="0: no quota.")] = 0,
-    concurrent_requests: Annotated[int, typer.Option("--concurrent-requests", help="0: no limit.")] = 0,
+    requests_per_minute: Annotated[
+        int, typer.Option("--requests-per-minute", help="Maximum requests per minute. 0: no limit.")
+    ] = 0,
+    tokens_per_minute: Annotated[
+        int, typer.Option("--tokens-per-minute", help="Maximum tokens per minute. 0: no limit.")
+    ] = 0,
+    tokens_per_day: Annotated[
+        int, typer.Option("--tokens-per-day", help="Maximum tokens per day (UTC). 0: no quota.")
+    ] = 0,
+    concurrent_requests: Annotated[
+        int, typer.Option("--concurrent-requests", help="Maximum concurrent requests. 0: no limit.")
+    ] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Add a key to a file and print it. The file contains only its digest; the gateway reloads a changed file within two seconds."""

@@ -51,7 +51,7 @@ def compile_(
     pipeline: PipelineOption = "customization",
     as_json: JsonOption = False,
 ) -> None:
-    """Compile the pipeline to a YAML file for Kubeflow Pipelines. Equal input gives equal bytes."""
+    """Compile the pipeline to a YAML file for Kubeflow Pipelines. The same input always gives the same bytes."""
     warnings, requests = _compile(config, sets, platform, output, as_json, pipeline)
     sha256 = hashlib.sha256(output.read_bytes()).hexdigest()
     hint = f"run it with: tuneline submit -f {output} --endpoint URL --experiment NAME, or upload it in the Kubeflow UI"

@@ -43,7 +43,8 @@ def register(
         typer.Option("--repository", help="Folder of the model's Triton repository. Omit it for a refused candidate."),
     ] = None,
     name: Annotated[
-        str, typer.Option("--name", help="Name of the registered model. Default: that of the configuration.")
+        str,
+        typer.Option("--name", help="Name of the registered model. Default: model_registry.name of the configuration."),
     ] = "",
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
@@ -161,7 +162,7 @@ def audit(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Find moves, deletions and edits made outside tuneline. Exit with status 1 if any exist."""
+    """Find alias moves, deletions and edits made outside tuneline. Exit with status 1 if any exist."""
     from components.common.runtime.user_name import get_user_name
     from components.model_registry.history_audit import audit as audit_history
 

@@ -65,7 +65,7 @@ def retrain(
     ] = 0.0,
     held_back: Annotated[
         float,
-        typer.Option("--held-back", min=0.01, max=0.9, help="Share of subjects that are held back for evaluation."),
+        typer.Option("--held-back", min=0.01, max=0.9, help="Share of subjects to hold back for evaluation."),
     ] = 0.2,
     max_loss: Annotated[
         float,

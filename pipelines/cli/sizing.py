@@ -32,11 +32,17 @@ StackOption = Annotated[
     typer.Option("--stack", help="standard: FSDP or DeepSpeed, as in tuneline. tuned: Megatron-LM and NeMo."),
 ]
 AdaptationOption = Annotated[
-    str, typer.Option("--adaptation", help="full, lora, qlora, p_tuning, … Default: that of the recipe.")
+    str,
+    typer.Option(
+        "--adaptation", help="Adaptation: full, lora, qlora, p_tuning, … Default: the adaptation of the recipe."
+    ),
 ]
-RankOption = Annotated[int | None, typer.Option("--rank", min=1, help="LoRA rank. Default: that of the recipe.")]
+RankOption = Annotated[int | None, typer.Option("--rank", min=1, help="LoRA rank. Default: the rank in the recipe.")]
 ObjectiveOption = Annotated[
-    str, typer.Option("--objective", help="sft, dpo, kto, orpo, simpo or grpo. Default: that of the recipe.")
+    str,
+    typer.Option(
+        "--objective", help="Objective: sft, dpo, kto, orpo, simpo or grpo. Default: the objective of the recipe."
+    ),
 ]
 DatasetOption = Annotated[
     Path | None,
@@ -61,7 +67,11 @@ MeanLengthOption = Annotated[
 EpochsOption = Annotated[
     float | None,
     typer.Option(
-        "--epochs", min=0.001, max=1e6, help="Number of epochs. Default: that of the recipe.", rich_help_panel=DATA
+        "--epochs",
+        min=0.001,
+        max=1e6,
+        help="Number of epochs. Default: the number in the recipe.",
+        rich_help_panel=DATA,
     ),
 ]
 LengthOption = Annotated[

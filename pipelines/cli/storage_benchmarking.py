@@ -50,7 +50,7 @@ def storage_benchmark(
         str,
         typer.Option(
             "--size",
-            help="Size of the dataset, such as 100GB. Default: that of the workload.",
+            help="Size of the dataset, such as 100GB. Default: the size in the workload.",
             rich_help_panel=TRAINING,
         ),
     ] = "",

@@ -139,7 +139,7 @@ def _format_verification(result: Verification) -> list[str]:
         lines.append(f"! PROMOTED BY FORCE by {forced.by} in entry {forced.entry}, despite: {forced.objections}")
         if not forced.overrules:
             lines.append(
-                "! it does not override the verdict: it has no valid signature, or refers to another evaluation"
+                "! the forced promotion does not override the verdict: it has no valid signature, or refers to another evaluation"
             )
         lines.append(f"! reason of the forced promotion: {forced.reason}")
     title = f"{result.name}{f'@{result.alias}' if result.alias else ''}, version {result.version}"

@@ -448,7 +448,7 @@ class Platform(StrictModel):
     scheduling: Scheduling = Field(Scheduling(), description="Scheduling of the pods.")
     resources: StageResources = Field(StageResources(), description="Resources of each stage's pod.")
     launcher: LauncherSettings = Field(
-        LauncherSettings(), description="Launcher of fine-tuning. Default: the pod of the step."
+        LauncherSettings(), description="Launcher of fine-tuning. Default: train in the pod of the step."
     )
     run: RunSettings = Field(RunSettings(), description="Service account, timeout and cleanup of runs.")
     prices: Prices = Field(Prices(), description="Prices for the cost of runs; see docs/how-to/costs.md.")

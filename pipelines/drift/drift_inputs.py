@@ -76,7 +76,7 @@ def read_captured_prompts(settings: CaptureSettings, model: str, feedback: Feedb
     damaged = sum(map(traffic_files.count_damaged_lines, traffic_files.list_days(settings.folder, model)))
     limitations = []
     if without_text := count - len(prompts):
-        limitations.append(f"{without_text:,} of {count:,} rows have no text of a user and were not tested")
+        limitations.append(f"{without_text:,} of {count:,} rows have no user text and were not tested")
     if damaged:
         limitations.append(f"{damaged:,} damaged lines were skipped")
     return CapturedPrompts(model, digest, prompts, limitations)

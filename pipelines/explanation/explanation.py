@@ -216,10 +216,12 @@ def describe_limits(influence: RowInfluence, model: LoadableModel) -> list[str]:
     if influence.candidates < influence.total:
         limits.append(f"{influence.candidates:,} of {influence.total:,} training rows were scored")
     if influence.without_answer:
-        limits.append(f"{influence.without_answer:,} scored rows have no trained tokens, and therefore no score")
+        limits.append(
+            f"{influence.without_answer:,} of the selected rows have no trained tokens, and therefore no score"
+        )
     summary = model.artifact.manifest.summary if model.artifact else {}
     if 0 < summary.get("epochs", 1) < 1:
-        limits.append(f"training saw {summary['epochs']:.0%} of the rows, so a scored row may not have been seen")
+        limits.append(f"training used {summary['epochs']:.0%} of the rows, so the model may not have seen a scored row")
     if model.adapter is None:
         limits.append(
             "the model has no separate adapter; rows are represented by gradients of the last layers' matrices"

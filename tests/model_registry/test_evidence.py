@@ -306,7 +306,7 @@ def replace_tasks(folder: Path) -> None:
     ("change", "objection"),
     [
         (drop_prompts, "its evaluation cannot be read (KeyError: 'prompt')"),
-        (replace_tasks, "the tasks in its evaluation are not those of its predictions"),
+        (replace_tasks, "the tasks in its evaluation differ from those of its predictions"),
         (write_text("predictions.parquet", "no table"), "its evaluation cannot be read ("),
         (write_text("evaluation.json", "[" * 100_000), "evaluation.json records no verdict"),
         (
@@ -455,7 +455,7 @@ def drop_rules(content: Any) -> None:
         (set_verdict, "its evaluation's verdict is accepted, but its rules give refused"),
         (set_rules, "a rule on held_out.loss holds in its evaluation, but the gain is +0.0000"),
         (set_scores, "held_out.loss of the candidate in its evaluation does not follow from its predictions"),
-        (drop_rules, "the rules in its evaluation are not those of its gate"),
+        (drop_rules, "the rules in its evaluation differ from those of its gate"),
     ],
 )
 def test_refused_evaluation_edited_to_accepted_is_refused(candidate: Candidate, change: Any, objection: str) -> None:

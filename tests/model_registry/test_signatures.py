@@ -544,7 +544,7 @@ def test_forced_promotion_of_a_refused_version_is_noted(signed: SignedRegistry, 
         ]
         found = provenance_bundle.verify(bundle.model_copy(update={"history": history}), trust)
         assert not (found.forced and found.forced.overrules), name
-        note = "! it does not override the verdict: it has no valid signature, or refers to another evaluation"
+        note = "! the forced promotion does not override the verdict: it has no valid signature, or refers to another evaluation"
         assert (note in verification._format_verification(found)) == bool(found.forced), name
         assert "its evaluation's verdict is refused" in found.objections, name
     signed_move = next(entry for entry in bundle.history if entry.kind == "promote" and entry.to == "3")

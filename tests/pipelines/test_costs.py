@@ -139,7 +139,7 @@ def test_costs_are_grouped_and_priced(tmp_path: Path) -> None:
         ("n", 1, None),
     ]
     text = run_in_process("costs", *folders, cwd=tmp_path).stdout
-    assert "* without cpu hours, kwh: no price is known" in text
+    assert "* without cpu hours, kwh: the price is not known" in text
     error = refusal(2, "costs", "--since", "yesterday", cwd=tmp_path)
     assert error["message"] == "--since is 'yesterday'; expected a day as YYYY-MM-DD"
 
@@ -236,7 +236,9 @@ def test_dry_run_of_a_chain_adds_the_estimates_of_a_team(tmp_path: Path) -> None
     search, other = (parse_values({"team": team, "budget": {"hours": 1.2}}, "test") for team in ("search", "other"))
     for config in (search, other, other):  # the budget of a run does not count the runs before it
         cost_estimate.add_cost(estimate, config, Workdir(tmp_path), platform, planned)
-    with pytest.raises(ConfigurationError, match=r"team_budgets.search.hours is 1.5; the estimate is 2, 1 of it used"):
+    with pytest.raises(
+        ConfigurationError, match=r"team_budgets.search.hours is 1.5; the estimate is 2, including 1 already used"
+    ):
         cost_estimate.add_cost(estimate, search, Workdir(tmp_path), platform, planned)
 
 

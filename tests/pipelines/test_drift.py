@@ -229,7 +229,7 @@ def test_rows_that_are_not_tested_are_reported(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b'{"damaged\n')
     result = answer_in_process("traffic", "drift", *OPTIONS, cwd=tmp_path)
     assert result["limitations"][:2] == [
-        "1 of 502 rows have no text of a user and were not tested",
+        "1 of 502 rows have no user text and were not tested",
         "1 damaged lines were skipped",
     ]
     assert "several versions answered (7, 8)" in result["limitations"][-1]

@@ -1511,7 +1511,7 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "… has captured rows that are not in …": ("configuration", 2),
     "… keeps versions of deleted objects; …": ("configuration", 2),
     "the versioning of … could not be checked: …": ("configuration", 2),
-    "process … on … changes the traffic in …": ("busy", 1),
+    "process … on … is changing the traffic in …": ("busy", 1),
     "the lock … was not renewed for … seconds; …": ("busy", 1),
     "… has … bytes after the upload; expected …": ("engine_missing", 1),
 }

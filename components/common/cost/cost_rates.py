@@ -50,7 +50,7 @@ class Power(BaseModel):
     gpu_watts: Amount | None = Field(
         None,
         gt=0,
-        description="Design power of a GPU in watts. null: that of the accelerator table of `tuneline size`.",
+        description="Design power of a GPU in watts. null: the value in the accelerator table of `tuneline size`.",
     )
     cpu_core_watts: Amount | None = Field(
         None, gt=0, description="Power of one busy CPU core in watts. null: CPUs count as 20% of the GPUs' power."

@@ -58,7 +58,7 @@ class QualityClassifier:
     notes: list[str] = field(default_factory=list)
     maximum: float | None = None
     name: str = "classifier"
-    description: str = "probability of a good row, from 0 to 1"
+    description: str = "probability that the row is good, from 0 to 1"
     bin_edges: Sequence[float] = tuple(edge / 10 for edge in range(11))
 
     @staticmethod

@@ -46,7 +46,9 @@ class Memorisation(TaskSettings):
 
     kind: Literal["memorisation"] = "memorisation"
     tokens: int = Field(
-        50, ge=4, description="Number of consecutive tokens that must equal the training row's. 50 as in Carlini et al."
+        50,
+        ge=4,
+        description="Number of consecutive tokens that must equal those of the training row; 50 in Carlini et al.",
     )
     rows: int = Field(
         200,
@@ -56,13 +58,13 @@ class Memorisation(TaskSettings):
     split: Literal["train", "held_out"] = Field(
         "train",
         exclude_if=lambda split: split == "train",
-        description="Rows to test. train: training rows; held_out: as many rows of the validation and test splits, from the "
-        "same sources, as the control of a task with the same tokens and rows (key control of a rule).",
+        description="Rows to test. train: training rows; held_out: the same number of rows from the validation and test "
+        "splits and from the same sources, as the control of a task with the same tokens and rows (key control of a rule).",
     )
     include_short: bool = Field(
         False,
         exclude_if=operator.not_,
-        description="Fill the sample with rows that are too short to count as reproduced. A sample may then be empty.",
+        description="Fill the sample with rows that are too short to count as reproduced, and accept an empty sample.",
     )
     search_leaks: bool = Field(
         False,

@@ -371,7 +371,9 @@ def test_command_that_changes_the_traffic_excludes_others(
         assert read_ids(settings) == ALL_IDS, "readers are not excluded"
         error = refusal(1, "traffic", "compact", cwd=settings.folder.parent)
         assert error["kind"] == "busy"
-        assert f"process {os.getpid()} on {socket.gethostname()} changes the traffic in {ADDRESS}" in error["message"]
+        assert (
+            f"process {os.getpid()} on {socket.gethostname()} is changing the traffic in {ADDRESS}" in error["message"]
+        )
         assert f"delete {lock}{liveness.identify_host()}.{os.getpid()}-" in error["hint"]
     assert not [uri for uri in bucket.objects if uri.startswith(lock)]
     bucket.objects[f"{lock}{liveness.identify_host()}.1-1.00000000"] = b"", time.time()  # ended
@@ -379,7 +381,7 @@ def test_command_that_changes_the_traffic_excludes_others(
     change(settings, lambda _: None)
     assert not [uri for uri in bucket.objects if uri.startswith(lock)]
     bucket.objects[f"{lock}another-00000000.1-1.00000000"] = b"", time.time() - 599
-    with pytest.raises(BusyError, match="process 1 on another changes"):
+    with pytest.raises(BusyError, match="process 1 on another is changing"):
         change(settings, lambda _: None)
 
 

@@ -222,5 +222,5 @@ def test_limits_of_a_short_training_are_stated(model: LoadableModel) -> None:
     cost = explanation.row_gradients.GradientCost(3, 0, None, 0.1, 1, 1)
     influence = explanation.RowInfluence([], "", 3, 3, 3, 1, None, cost)
     limits = explanation.describe_limits(influence, changed)
-    assert "1 scored rows have no trained tokens, and therefore no score" in limits
-    assert any(limit.startswith("training saw 25% of the rows") for limit in limits)
+    assert "1 of the selected rows have no trained tokens, and therefore no score" in limits
+    assert any(limit.startswith("training used 25% of the rows") for limit in limits)
