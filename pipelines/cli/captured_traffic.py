@@ -172,9 +172,10 @@ def sample_traffic(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw a random sample of requests, to which editors write the best answer as `correction`. Model answers are left out.
+    """Draw a random sample of requests without the models' answers. Editors add the best answer as `correction`.
 
-    Pass the edited file as an additional --feedback file. With --sampled, `tuneline retrain` compares the models only on it.
+    Pass the edited file as an additional --feedback file. With --sampled, `tuneline retrain` compares the models only on
+    these corrections.
     """
     from pipelines.capture import review_sample, row_selection
 
