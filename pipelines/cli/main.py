@@ -12,7 +12,6 @@ from typing import Any
 import typer
 import typer.main
 
-import tuneline
 from components.common.runtime import process_control
 from components.common.runtime.errors import (
     InterruptedRunError,
@@ -56,7 +55,7 @@ from pipelines.cli.application import app, print_text
 
 TYPER_INTERRUPT_CODE = 130  # typer's exit code for a KeyboardInterrupt
 # Only in an installation; a checkout has these pages in docs/, as the hints say.
-INSTALLED_PAGES = Path(tuneline.__file__).parent / "docs"
+INSTALLED_PAGES = Path(__file__).parents[2] / "tuneline" / "docs"
 # Commands of other tools, and the command that does this here.
 COMMANDS_OF_OTHER_TOOLS = {
     "eval": "evaluate", "fine-tune": "finetune", "generate": "chat", "inference": "chat",
