@@ -25,8 +25,8 @@ lm-eval uses the fastest of several batch sizes, tried on its first rows.
 OPTIONS = """Each option is one token: "no" or "yes" in boolq, otherwise the letter of an option that the question lists, as in lm-eval's MMLU. `mmlu_anatomy` has
 lm-eval's description before each question. The five examples of `_5shot` tasks are the last rows of a file, or MMLU's development rows.
 
-Both systems compute a question once for all its options, so they process the same tokens if there are no examples; tuneline only skips the
-head and the softmax before the last position. Without examples, the goal is therefore out of reach: float32 matrix products take 86% of the CPU time. tuneline
+Both systems process a question once for all its options. Without examples, they therefore process the same tokens; tuneline computes
+the head and the softmax at the last position only. Without examples, the goal is therefore out of reach: float32 matrix products take 86% of the CPU time. tuneline
 computes examples once for all questions, lm-eval once per question.
 """
 

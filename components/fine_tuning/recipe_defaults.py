@@ -118,7 +118,10 @@ def _choose_max_length(
     covered, length = find_covering_length(lengths, preset.length_quantile)
     reason = f"{preset.length_quantile:.0%} of the rows have at most {covered:,} tokens"
     if config.objective_spec.splits_long_rows and length > MAX_SPLIT_LENGTH:
-        length, reason = MAX_SPLIT_LENGTH, f"{reason}; longer rows are split"
+        length, reason = (
+            MAX_SPLIT_LENGTH,
+            f"{reason}; rows are split into examples of at most {MAX_SPLIT_LENGTH:,} tokens",
+        )
     if preset.longest and length > preset.longest:
         length, reason = preset.longest, f"{reason}, and preset {config.preset} allows {preset.longest:,}"
     context = get_context_length(config, model_config)

@@ -126,7 +126,7 @@ def combine_parameters(given: Mapping[str, Any], compiled: Mapping[str, Any], te
         stated = section is not None and field in section
         if changed and section and stated and _validate_value(key, section[field]) != value:
             raise ConfigurationError(
-                f"{key} is set twice: the parameter {name} is {json.dumps(given[name])}, "
+                f"{key} is set twice: the parameter {name} is {json.dumps(given[name])}, and "
                 f"`configuration` has {json.dumps(section[field])}",
                 hint=f"Remove {key} from `configuration`, or leave the parameter {name} at its default.",
             )

@@ -165,7 +165,7 @@ def _render_lineage(explanation: Explanation) -> str:
     if explanation.influence:
         cost = explanation.influence.cost
         facts += [
-            ("cache of these rows, MB", cost.cache_bytes / 1e6),
+            ("size of the cached row gradients, MB", cost.cache_bytes / 1e6),
             ("estimated peak memory, GB", cost.memory_bytes / 1e9),
         ]
     return render_table(("fact", "value"), facts)

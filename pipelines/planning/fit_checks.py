@@ -91,7 +91,7 @@ def check_machine_fit(config: Customization, workdir: Workdir) -> list[CheckResu
         results.append(check_result(f"memory for {stage}", not needs_change, found, hint, needed=is_certain))
     free, disk = shutil.disk_usage(find_nearest_existing_path(workdir.root)).free, sum(demand.disk.values())
     parts = ", ".join(f"{name} {_format_gib(size)}" for name, size in demand.disk.items())
-    found = f"{_format_gib(disk)} of {_format_gib(free)} free: {parts}; datasets are not counted"
+    found = f"{_format_gib(disk)} required, without datasets ({parts}); {_format_gib(free)} free"
     results.append(
         check_result("disk space for a run", disk <= free, found, "Free some space, or choose another --workdir.")
     )

@@ -273,9 +273,15 @@ def _render_cost(record: Record) -> str:
         if any(values[name] is not None for values in figures):  # an unknown figure is left out instead of zero
             head.append(title)
             rows = [[*row, values[name]] for row, values in zip(rows, figures, strict=True)]
-    unpriced = sorted({name.replace("_", " ") for values in figures for name in values["unpriced"]})
+    unpriced = sorted(
+        {
+            {"kwh": "kWh", "cpu_hours": "CPU hours", "gpu_hours": "GPU hours"}.get(name, name)
+            for values in figures
+            for name in values["unpriced"]
+        }
+    )
     if unpriced and any(values["cost"] is not None for values in figures):
-        note += f" The cost excludes {', '.join(unpriced)}, whose price is not set."
+        note += f" The cost excludes {', '.join(unpriced)}, because the price is not set or the amount is unknown."
     if any(values["energy"] == "estimated" for values in figures):
         note += " Energy is estimated from power and time."
     return html_report.render_table(head, rows) + html_report.render_paragraph(note, "soft")

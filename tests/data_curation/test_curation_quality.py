@@ -61,14 +61,14 @@ def test_ordinary_prose_is_kept():
         (
             "\n".join(f"- {line}" for line in make_prose().split("\n")),
             "gopher_bullet_lines",
-            "lines that begin with a bullet: 1.000; expected at most 0.9",
+            "share of lines that begin with a bullet: 1.000; expected at most 0.9",
         ),
         (
             make_prose(4) + "..\n" + make_prose(4, 3).replace(".\n", "…\n"),
             "gopher_ellipsis_lines",
             "0.500; expected at most 0.3",
         ),
-        (make_prose() + " 1234" * 40, "gopher_alphabetic_words", "words with a letter: 0.7"),
+        (make_prose() + " 1234" * 40, "gopher_alphabetic_words", "share of words with a letter: 0.7"),
         (
             "Small dogs bark loudly, big cats sleep. " * 20,
             "gopher_stop_words",
@@ -92,11 +92,11 @@ def test_gopher_quality(text, expected, detail):
             "repeated lines: 0.333",
         ),
         ("\n\n".join([make_prose(2), "A\nB", "A\nB", "A\nC", "A\nC"]), "gopher_duplicate_lines", "repeated lines"),
-        (make_prose(3) + " very good" * 40, "gopher_top_ngrams", "characters in the most common 2-gram: 0."),
+        (make_prose(3) + " very good" * 40, "gopher_top_ngrams", "share of characters in the most common 2-gram: 0."),
         (
             make_prose(6, 1) + " " + " ".join(make_prose(6, 1).split()[20:36]),
             "gopher_duplicate_ngrams",
-            "characters in repeated 5-grams: 0.",
+            "share of characters in repeated 5-grams: 0.",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_repeated_paragraphs_are_found_among_few_repeated_lines():
     )
     rejection = find_rejection(text, config)
     assert rejection.reason == "gopher_duplicate_paragraphs"
-    assert rejection.detail == "repeated paragraphs: 0.400; expected at most 0.35"
+    assert rejection.detail == "share of repeated paragraphs: 0.400; expected at most 0.35"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_c4_counts_only_punctuated_lines_if_configured():
         (
             "\n".join(f"Entry {i}." for i in range(10)),
             "fineweb_short_lines",
-            "lines shorter than 30 characters: 1.000; expected less than 0.67",
+            "share of lines shorter than 30 characters: 1.000; expected less than 0.67",
         ),
     ],
 )
@@ -269,7 +269,7 @@ def test_repeated_ngrams_match_their_definition(words, n):
     share = compute_ngram_share(words, n)
     assert (rejection is None) == (share == 0)
     if rejection:
-        assert rejection.detail == f"characters in repeated {n}-grams: {share:.3f}; expected at most 0"
+        assert rejection.detail == f"share of characters in repeated {n}-grams: {share:.3f}; expected at most 0"
 
 
 @settings(max_examples=200)

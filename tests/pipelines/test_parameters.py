@@ -57,7 +57,9 @@ def test_configuration_overrides_a_parameter_at_its_default() -> None:
 
 def test_conflicting_values_of_a_key_are_refused() -> None:
     error = get_error("fine_tuning: {max_steps: 3}", max_steps=7)
-    assert error.message == "fine_tuning.max_steps is set twice: the parameter max_steps is 7, `configuration` has 3"
+    assert (
+        error.message == "fine_tuning.max_steps is set twice: the parameter max_steps is 7, and `configuration` has 3"
+    )
     assert (
         error.hint
         == "Remove fine_tuning.max_steps from `configuration`, or leave the parameter max_steps at its default."

@@ -87,7 +87,7 @@ def reject_symbols(row: MeasuredRow, config: QualityConfig) -> str | None:
 def reject_bullet_lines(row: MeasuredRow, config: QualityConfig) -> str | None:
     """Reject texts that consist mostly of lines with bullets."""
     count = sum(line.startswith(BULLETS) for line in row.lines)
-    return _check_share("lines that begin with a bullet", count, len(row.lines), config.max_bullet_lines)
+    return _check_share("share of lines that begin with a bullet", count, len(row.lines), config.max_bullet_lines)
 
 
 @WEB_HEURISTICS.register("gopher_ellipsis_lines", "gopher")
@@ -96,7 +96,7 @@ def reject_ellipsis_lines(row: MeasuredRow, config: QualityConfig) -> str | None
     if "..." not in row.text and "…" not in row.text:
         return None
     count = sum(line.endswith(ELLIPSES) for line in row.lines)
-    return _check_share("lines that end with an ellipsis", count, len(row.lines), config.max_ellipsis_lines)
+    return _check_share("share of lines that end with an ellipsis", count, len(row.lines), config.max_ellipsis_lines)
 
 
 @WEB_HEURISTICS.register("gopher_alphabetic_words", "gopher")
@@ -108,7 +108,9 @@ def reject_alphabetic_words(row: MeasuredRow, config: QualityConfig) -> str | No
     count = sum(1 for word in row.words if word.isalpha() or LETTER_PATTERN.search(word))
     if count >= config.min_alphabetic_words * len(row.words):
         return None
-    return f"words with a letter: {count / len(row.words):.3f}; expected at least {config.min_alphabetic_words:g}"
+    return (
+        f"share of words with a letter: {count / len(row.words):.3f}; expected at least {config.min_alphabetic_words:g}"
+    )
 
 
 @WEB_HEURISTICS.register("gopher_stop_words", "gopher")
@@ -169,7 +171,7 @@ def reject_punctuated_lines(row: MeasuredRow, config: QualityConfig) -> str | No
     count, lines = sum(line.endswith(PUNCTUATION_ENDINGS) for line in row.lines), len(row.lines)
     if lines < MIN_LINES_FOR_SHARES or count > config.min_punctuated_lines * lines:
         return None
-    return f"lines that end with punctuation: {count / lines:.3f}; expected more than {config.min_punctuated_lines:g}"
+    return f"share of lines that end with punctuation: {count / lines:.3f}; expected more than {config.min_punctuated_lines:g}"
 
 
 @WEB_HEURISTICS.register("fineweb_repeated_lines", "fineweb")
@@ -178,7 +180,9 @@ def reject_repeated_line_characters(row: MeasuredRow, config: QualityConfig) -> 
     characters, limit = row.repeated_lines[1], config.max_repeated_line_characters
     if not characters or characters < limit * row.line_characters:
         return None
-    return f"characters in repeated lines: {characters / row.line_characters:.3f}; expected less than {limit:g}"
+    return (
+        f"share of characters in repeated lines: {characters / row.line_characters:.3f}; expected less than {limit:g}"
+    )
 
 
 @WEB_HEURISTICS.register("fineweb_short_lines", "fineweb")
@@ -190,9 +194,7 @@ def reject_short_lines(row: MeasuredRow, config: QualityConfig) -> str | None:
     count, lines = sum(len(line) < shortest for line in row.lines), len(row.lines)
     if lines < MIN_LINES_FOR_SHARES or count < config.max_short_lines * lines:
         return None
-    return (
-        f"lines shorter than {shortest} characters: {count / lines:.3f}; expected less than {config.max_short_lines:g}"
-    )
+    return f"share of lines shorter than {shortest} characters: {count / lines:.3f}; expected less than {config.max_short_lines:g}"
 
 
 # --- Gopher, repetition -----------------------------------------------------------------------------------------------
@@ -217,8 +219,11 @@ def _check_repetition(label: str, parts: Sequence[str], repeats: tuple[int, int]
     count, characters = repeats
     if not count:
         return None
-    return _check_share(f"repeated {label}", count, len(parts), config.max_duplicate_lines) or _check_share(
-        f"characters in repeated {label}", characters, sum(map(len, parts)), config.max_duplicate_line_characters
+    return _check_share(f"share of repeated {label}", count, len(parts), config.max_duplicate_lines) or _check_share(
+        f"share of characters in repeated {label}",
+        characters,
+        sum(map(len, parts)),
+        config.max_duplicate_line_characters,
     )
 
 
@@ -233,7 +238,7 @@ def reject_top_ngrams(row: MeasuredRow, config: QualityConfig) -> str | None:
         if times == 1:  # then longer n-grams do not repeat either
             return None
         characters = max(times * sum(map(len, ngram)) for ngram, count in counts.items() if count == times)
-        label = f"characters in the most common {n}-gram"
+        label = f"share of characters in the most common {n}-gram"
         if detail := _check_share(label, characters, row.word_characters, limit):
             return detail
     return None
@@ -255,7 +260,7 @@ def reject_duplicate_ngrams(row: MeasuredRow, config: QualityConfig) -> str | No
                 characters += sum(map(len, row.words[max(start, end) : start + n]))
                 end = start + n
             seen.add(ngram)
-        if detail := _check_share(f"characters in repeated {n}-grams", characters, row.word_characters, limit):
+        if detail := _check_share(f"share of characters in repeated {n}-grams", characters, row.word_characters, limit):
             return detail
     return None
 

@@ -12,8 +12,8 @@ REMEDIES = {
     "read-only": "Mount the storage writable, or check dmesg on the host and the server's events for the error that"
     " made the storage read-only.",
     "space": "Free some space, or enlarge the volume or its quota.",
-    "quota": "Raise the quota (PowerScale: SmartQuotas of the directory, the user and the group), or free some space"
-    " below it.",
+    "quota": "Raise the quota (PowerScale: SmartQuotas of the directory, the user and the group), or delete files"
+    " that count towards it.",
     "permissions": "Allow this user and group to write: check `security.run_as_user`, `run_as_group` and `fs_group` in"
     " platform.yaml, the folder's group and mode, and the export rules.",
     "stale handles": "Retry the read: over NFS, it fails once if another host replaces the file. If all reads "
