@@ -33,7 +33,7 @@ flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, detect drif
 WORKERS := $(shell cores=$$(nproc 2> /dev/null || echo 2); [ $$cores -lt 3 ] && echo $$((cores + 1)) || echo 4)
 # Hundreds of child processes import tuneline; without its bytecode, each of them compiles it again.
 PYTEST := PYTHONDONTWRITEBYTECODE= TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: lint ## Run ruff, mypy, the import contracts and the fast tests with one complete pipeline (10 minutes)
+test: lint ## Run ruff, mypy, the import contracts and the fast tests with one complete pipeline (25 minutes)
 	@$(PYTEST) --ignore tests/engines $(ARGS)
 
 $(VENV)/.engines: $(VENV)/.ready
@@ -53,7 +53,7 @@ test-nfs: $(VENV)/.ready ## Run the tests on NFS between three machines (root; N
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
 # Tests against engines mostly wait while other tests compute, so run more workers than cores.
-test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full disks, stopped servers, documented commands, real engines (45 minutes)
+test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full disks, stopped servers, documented commands, real engines (75 minutes)
 	@$(PYTEST) -n 4 -m "not stress and not gpu" $(ARGS)
 
 quality: $(VENV)/.ready ## Print the code metrics with their targets
