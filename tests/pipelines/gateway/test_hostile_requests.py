@@ -92,7 +92,7 @@ def test_answers_allow_no_other_origin(gateway: GatewayProcess) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/unknown", 404),
         ("GET", "/v2/repository/index", 404),
         ("POST", "/v2/repository/models/tiny/unload", 404),
         ("POST", "/v2/models/tiny/generate", 404),
