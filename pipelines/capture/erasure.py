@@ -106,7 +106,9 @@ def erase(
     _publish(settings, tombstone)
     _erase_exported_rows(settings, digest, corrected, result)
     for erase_lines in feedback:
-        result.feedback += erase_lines(lambda line: line.get("id") in ids or is_author(line))
+        result.feedback += erase_lines(
+            lambda line: line.get("id") in ids or line.get("subject") == digest or is_author(line)
+        )
     for day in days:
         _erase_from_day(day, digest, result)
     tombstone.rows += result.rows

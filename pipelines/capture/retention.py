@@ -60,7 +60,8 @@ def is_feedback_expired(line: Mapping[str, Any], settings: CaptureSettings, toda
     if not captures or any(capture.legal_hold for capture in captures):
         return False
     first_kept = min(get_first_kept_day(capture, today) for capture in captures)
-    return datetime.fromisoformat(line["time"]).date() < first_kept
+    # A line of a sample contains the request, which is older than the line.
+    return datetime.fromisoformat(line.get("captured") or line["time"]).date() < first_kept
 
 
 def describe(settings: CaptureSettings, requests_per_day: int, today: date) -> dict[str, Any]:

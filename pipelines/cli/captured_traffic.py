@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -169,6 +169,15 @@ def sample_traffic(
         str,
         typer.Option("--days", metavar="FROM..TO", help="Days (UTC), such as 2026-11-01..2026-11-14. Default: all."),
     ] = "..",
+    held_back: Annotated[
+        float,
+        typer.Option(
+            "--held-back",
+            min=0,
+            max=0.9,
+            help="Draw only subjects that `tuneline retrain` holds back with this share. 0: all subjects.",
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -181,7 +190,7 @@ def sample_traffic(
 
     selection = row_selection.RowFilter(model, days=row_selection.parse_days(days, "--days"))
     with locked_traffic(capture, []) as settings:
-        lines = review_sample.draw_sample(settings, selection, rows, seed)
+        lines = review_sample.draw_sample(settings, selection, rows, seed, held_back)
     review_sample.write_sample(lines, output)
     result = {"output": str(output), "rows": len(lines)}
     print_result(result, as_json, [f"{len(lines)} requests, one per subject, in {output}; write the corrections there"])
@@ -193,18 +202,32 @@ def _check_choice(option: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def read_latest_feedback(paths: list[Path]) -> dict[str, Mapping[str, Any]]:
-    """Return the feedback that counts by the answer's id; personal data that editors wrote in a sample is masked."""
+    """Return the feedback that counts by the answer's id.
+
+    The correction of a sampled request replaces a user's, because users choose what they correct. Personal data in it is
+    masked, as the gateway does in other corrections.
+    """
     from components.common import personal_data
-    from pipelines.capture.training_rows import SAMPLED, select_feedback
+    from pipelines.capture import review_sample
+    from pipelines.capture.training_rows import select_feedback
     from pipelines.gateway.feedback import read_feedback
 
-    lines = (line for path in paths for line in read_feedback(path))
-    return select_feedback(
-        {**line, "correction": personal_data.mask(line["correction"])}
-        if line.get(SAMPLED) and line.get("correction")
-        else line
-        for line in lines
-    )
+    samples = [path for path in paths if review_sample.is_sample(path)]
+    latest = select_feedback(line for path in paths if path not in samples for line in read_feedback(path))
+    for path in samples:
+        for line in review_sample.read_sample(path):
+            if line["correction"].strip():
+                correction = personal_data.mask(line["correction"])
+                latest[line["id"]] = {**latest.get(line["id"], {}), **line, "correction": correction}
+    return latest
+
+
+def _get_eraser(path: Path) -> Callable[[Callable[[dict[str, Any]], bool]], int]:
+    """Return the function that erases lines of a file of feedback or of a sample."""
+    from pipelines.capture import review_sample
+    from pipelines.gateway.feedback import erase_feedback
+
+    return partial(review_sample.erase_lines if review_sample.is_sample(path) else erase_feedback, path)
 
 
 @traffic_app.command("compact")
@@ -226,13 +249,12 @@ def expire_traffic(
 ) -> None:
     """Delete days and feedback whose retention has ended. Run this command daily."""
     from pipelines.capture import retention, traffic_files
-    from pipelines.gateway.feedback import erase_feedback
 
     today = traffic_files.now().date()
     with locked_traffic(capture, feedback, changes=True) as settings:
         days = retention.expire(settings, today)
         is_expired = partial(retention.is_feedback_expired, settings=settings, today=today)
-        erased = sum(erase_feedback(path, is_expired) for path in feedback)
+        erased = sum(_get_eraser(path)(is_expired) for path in feedback)
     lines = [f"{each['model']} {each['day']}: deleted" for each in days]
     print_result({"days": days, "feedback": erased}, as_json, [*lines, f"{erased} lines of feedback deleted"])
 
@@ -263,7 +285,6 @@ def erase_subject(
     from components.common.runtime.user_name import get_user_name
     from components.data_versioning.row_search import Query
     from pipelines.capture import erasure
-    from pipelines.gateway.feedback import erase_feedback
     from pipelines.provenance import erasure_search
 
     subject = sys.stdin.read().strip() if subject == "-" else subject
@@ -277,7 +298,7 @@ def erase_subject(
                 "subject.source is none: the captured rows have no subject",
                 hint="To delete whole days, lower retention_days and run `tuneline traffic expire`.",
             )
-        erasers = [partial(erase_feedback, path) for path in feedback]
+        erasers = [_get_eraser(path) for path in feedback]
         erased = erasure.erase(settings, subject, requested_by or get_user_name(), erasers)
     result: dict[str, Any] = {**vars(erased), "complete": erased.is_complete, "derived": None}
     lines = _format_erasure(erased)

@@ -120,7 +120,7 @@ def _report_error(error: TunelineError, arguments: list[str]) -> int:
     process_control.acknowledge_stop()
     hint = error.hint
     if INSTALLED_PAGES.exists():
-        hint = re.sub(r"\bdocs/(?=how-to/|reference/)", f"{INSTALLED_PAGES}/", hint)
+        hint = re.sub(r"(?<![\w/.-])docs/(?=how-to/|reference/)", f"{INSTALLED_PAGES}/", hint)
     if "--json" in arguments:
         print(json.dumps({"error": {**error.as_dict(), "hint": hint}}))
     else:

@@ -159,7 +159,7 @@ def retrain(
 
         def read_pairs() -> list[ShadowPair]:
             with locked_traffic(capture, feedback) as traffic:
-                latest, only_sampled = read_latest_feedback(feedback), cycle["shadow"]["sampled"]
+                latest, only_sampled = read_latest_feedback(feedback), cycle.get("sampled", False)
                 return shadow_pairs.read_pairs(traffic, latest, model, only_sampled=only_sampled).pairs
 
         with open_workdir("retrain", as_json, workdir, tracking_uri, writes=True):
@@ -171,7 +171,6 @@ def retrain(
                 now=traffic_files.now(),
                 shadow_days=shadow_days,
                 read_pairs=read_pairs,
-                only_sampled=sampled,
             )
     result = retraining.describe(check, cycle)
     print_result(result, as_json, _format_result(result))

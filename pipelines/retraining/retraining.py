@@ -108,6 +108,7 @@ def begin(state: State, check: TriggerCheck, now: datetime) -> Json:
         **asdict(check),
         "rows": None,
         "exported": None,
+        "sampled": False,
         "run": None,
         "comparison": None,
         "shadow": None,
@@ -158,7 +159,7 @@ def export_rows(
             "no held-back request was drawn by `tuneline traffic sample` and corrected",
             hint="Correct more sampled requests, pass their file with --feedback, or increase --held-back.",
         )
-    cycle.update(rows=str(folder), exported=now.isoformat())
+    cycle.update(rows=str(folder), exported=now.isoformat(), sampled=only_sampled)
     state.save()
 
 
@@ -231,7 +232,6 @@ def decide(
     now: datetime,
     shadow_days: float = 0.0,
     read_pairs: ReadPairs = tuple,
-    only_sampled: bool = False,
 ) -> None:
     """Compare the candidate with the champion, and promote it by the registry's policy if it is better.
 
@@ -244,7 +244,6 @@ def decide(
         shadow_days: days in which a candidate that is not worse on held-back traffic is compared by live shadow answers;
             the retraining then remains unfinished. 0: held-back traffic decides.
         read_pairs: returns the pairs of the captured traffic in the order of their corrections.
-        only_sampled: compare only by held-back requests that were drawn at random.
     """
     verdict, version = cycle["run"]["verdict"], cycle["run"]["mlflow"]["model_version"]
     outcome: tuple[str, str] | None
@@ -254,7 +253,7 @@ def decide(
         outcome = _decide_by_shadow(state, cycle, customization, now, read_pairs())
     else:
         evaluation, held_back = Path(cycle["run"]["artifacts"]["evaluation"]), Path(cycle["rows"]) / HELD_BACK_FILENAME
-        comparison = compare_answers(evaluation, held_back, max_loss, only_sampled=only_sampled)
+        comparison = compare_answers(evaluation, held_back, max_loss, only_sampled=cycle.get("sampled", False))
         cycle["comparison"] = asdict(comparison)
         has_shadow = shadow_days > 0 and comparison.decision != "worse"
         champion = registry.get_registered(customization.model_registry.name, version) if has_shadow else None
@@ -265,7 +264,6 @@ def decide(
                 "since": now.isoformat(timespec="seconds"),
                 "until": until.isoformat(timespec="seconds"),
                 "max_loss": max_loss,
-                "sampled": only_sampled,
                 "salt": secrets.token_hex(16),
                 "pairs": [],
                 "comparison": None,

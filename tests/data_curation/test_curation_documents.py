@@ -185,6 +185,9 @@ def test_wrapped_prose_is_read_by_section_and_other_text_by_line(read_file) -> N
     assert [text.count("\n\n") for text in get_texts(read_file("short.txt", short))] == [2]
     titles = "What is a pump\nA pump moves water.\n\nWhat is a valve\nA valve stops water.\n"
     assert not is_hard_wrapped(titles)
+    records = [f"A record of number {n} that is long enough to be wrapped" for n in range(30)]
+    joined = "\n\n".join(records[:20]) + "\n" + "\n".join(line.lower() for line in records[20:23])
+    assert not is_hard_wrapped(joined), "two missing blank lines"
     lines = "One question per line?\nAn answer that ends with a full stop.\n\nAnother question?\nAnd its answer.\n" * 8
     assert not is_hard_wrapped(lines)
     assert len(get_texts(read_file("lines.txt", lines))) == 32

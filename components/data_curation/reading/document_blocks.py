@@ -174,7 +174,10 @@ def is_hard_wrapped(sample: str) -> bool:
     continued = sum(after[:1].islower() for _, after in pairs)
     has_many = len(wrapped) >= max(MIN_WRAPPED_LINES, len(paragraphs))
     # Paragraphs of two lines have few wrapped lines beside titles and paragraphs of one line.
-    if len(paragraphs) < 2 or not (has_many or continued >= max(MIN_CONTINUED_LINES, len(wrapped) / 2)):
+    is_divided = sum(len(lines) > 1 for lines in paragraphs) >= len(paragraphs) / 2
+    if len(paragraphs) < 2 or not (
+        has_many or (is_divided and continued >= max(MIN_CONTINUED_LINES, len(wrapped) / 2))
+    ):
         return False
     wide = sum(MIN_WRAPPED_WIDTH <= len(line) <= MAX_WRAPPED_WIDTH for line in wrapped)
     ended = sum(SENTENCE_END.search(line) is not None for line in wrapped)

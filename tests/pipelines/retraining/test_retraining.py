@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +34,6 @@ from pipelines.capture import erasure, traffic_files
 from pipelines.capture.traffic_export import ExportOptions
 from pipelines.cli.captured_traffic import read_latest_feedback
 from pipelines.config.customization_config import Customization
-from pipelines.gateway.feedback import erase_feedback
 from pipelines.retraining import retraining
 from pipelines.runs import local_runner
 from tests import kubernetes_schemas
@@ -363,19 +361,73 @@ def test_models_are_compared_by_a_random_sample_that_editors_correct(tmp_path: P
     assert registry.runs == []
     for line in lines:
         line["correction"] = "Write to jane.doe@example.com."
-    (tmp_path / "sample.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(tmp_path / "sample.jsonl", lines)
+    rated = {"id": lines[0]["id"], "key": "b", "rating": "down", "time": traffic_files.now().isoformat()}
+    with (tmp_path / "feedback.jsonl").open("a") as file:  # a user's later rating, and a second draw, change nothing
+        file.write(json.dumps(rated) + "\n")
+    latest = read_latest_feedback([tmp_path / name for name in ("sample.jsonl", "feedback.jsonl", "all.jsonl")])
+    assert sum(line.get("sampled", False) for line in latest.values()) == 40
+    assert latest[lines[0]["id"]]["rating"] == "down"
     cycle = retrain(tmp_path, *options, *SHADOW)["retraining"]
     held_back = (Path(cycle["rows"]) / "held_back.jsonl").read_text()
     sampled = {row["id"] for row in map(json.loads, held_back.splitlines()) if row["meta"].get("sampled")}
     assert sampled <= {line["id"] for line in lines}
     assert cycle["comparison"]["pairs"] == len(sampled) < len(held_back.splitlines())
     assert "jane.doe" not in held_back
+    held = answer_in_process(*draw[:-1], "--held-back", 0.4, "-o", "held.jsonl", cwd=tmp_path)
+    assert 0 < held["rows"] < 40
+    for line in (tmp_path / "held.jsonl").read_text().splitlines():
+        assert f'"id": "{json.loads(line)["id"]}"' in held_back
     shadow(tmp_path, 100, 30, BETTER)
     assert retrain(tmp_path, *SHADOW)["retraining"]["shadow"]["pairs"] == [], "these requests were not drawn"
     compared = answer_in_process("traffic", "compare", "--feedback", "feedback.jsonl", "--sampled", cwd=tmp_path)
     assert (compared["shadow_answers"], compared["comparisons"]) == (30, [])
-    erasure.erase(settings, "user 2", "dpo", [partial(erase_feedback, tmp_path / "sample.jsonl")], seal_seconds=0)
-    assert '"chatcmpl-2"' not in (tmp_path / "sample.jsonl").read_text()
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))  # as an editor's program
+
+
+def test_sample_is_erased_and_expires_with_its_requests(
+    tmp_path: Path, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = traffic.load(tmp_path)
+    path = tmp_path / "sample.jsonl"
+    answer_in_process("traffic", "sample", "-o", path, cwd=tmp_path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    write_lines(path, lines)
+    digest = settings.hash_subject("user 2")
+    erased = answer_in_process("traffic", "erase", "--subject", "user 2", "--feedback", path, cwd=tmp_path)
+    assert (erased["complete"], erased["feedback"]) == (True, 1)
+    assert digest not in path.read_text()
+    write_lines(path, lines)  # a copy that was not passed: its row is no longer captured
+    erased = answer_in_process("traffic", "erase", "--subject", "user 2", "--feedback", path, cwd=tmp_path)
+    assert digest not in path.read_text()
+    drawn = traffic_files.now()
+    monkeypatch.setattr(traffic_files, "now", lambda: traffic.DAY + timedelta(days=31))
+    assert drawn > traffic.DAY + timedelta(days=1), "the draw is newer than the requests"
+    assert answer_in_process("traffic", "expire", "--feedback", path, cwd=tmp_path)["feedback"] == SUBJECTS - 1
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"id":"a","sampled":true,"correction":"a "quoted" word"}', ":2: invalid JSON"),
+        ('{"id":"a","sampled":true,"correction":5}', ":2: expected an object with the strings id and correction"),
+        ('{"sampled":true,"correction":"a"}', ":2: expected an object with the strings id and correction"),
+    ],
+)
+def test_invalid_line_of_an_edited_sample_is_reported(
+    tmp_path: Path, registry: FakeRegistry, text: str, problem: str
+) -> None:
+    path = tmp_path / "sample.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"id": "b", "sampled": true, "correction": "b"}\r\n' + text.encode() + b"\r\n")
+    for command in (COMMAND, ("traffic", "erase", "--subject", "user 2"), ("traffic", "expire")):
+        before = path.read_bytes()
+        error = refusal(1, *command, "--feedback", "sample.jsonl", cwd=tmp_path)
+        assert problem in error["message"]
+        assert path.read_bytes() == before
 
 
 def interrupt(home: Path, registry: FakeRegistry) -> dict[str, Any]:
