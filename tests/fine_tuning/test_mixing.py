@@ -418,9 +418,9 @@ def test_documents_state_the_distinct_examples_and_their_draws(dataset: Artifact
     weights = {"handbook.md": 1.0, "web.jsonl": 0.0}
     model = tune(dataset, tiny, tmp_path, mixing_weights=weights)
     page, card = (model.path / "report.html").read_text(encoding="utf-8"), (model.path / "README.md").read_text()
-    assert "Trained on the conversations of 6 of 24 examples, 56 draws, 2.33 epochs" in page
+    assert "Trained for 2.33 epochs on the conversations of 6 of 24 examples in 56 draws" in page
     assert "24 of 24" not in page
-    assert "| examples seen | 56 draws of 6 of 24 examples, 2.33 epochs |" in card
+    assert "| examples seen | 6 of 24 examples in 56 draws, 2.33 epochs |" in card
     assert "rows seen" not in page + card
 
 
@@ -456,7 +456,7 @@ def test_shares_of_divided_texts_count_examples(tiny: Path, tmp_path: Path) -> N
     assert long["seen"] + short["seen"] == summary["examples"] > 12
     page, card = (model.path / "report.html").read_text(encoding="utf-8"), (model.path / "README.md").read_text()
     assert f'<td class="n">{100 * long["token_share"]:.1f}</td>' in page
-    assert f"{summary['examples']} draws of" in card
+    assert f"examples in {summary['examples']} draws" in card
     assert [note for note in reporter.notes if "leaves out" in note] == [
         f"mixing leaves out {long['left_out']} of {long['examples']} examples of long.txt"
     ]
