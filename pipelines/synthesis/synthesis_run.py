@@ -146,7 +146,12 @@ class PreparedSynthesis:
     def _summarize(self, result: SynthesizedRows) -> dict[str, Any]:
         accepted, requested = len(result.rows), self.settings.rows
         note = ""
-        if accepted < requested:
+        if accepted < requested and result.asked < result.total:
+            note = (
+                f"{accepted:,} of {requested:,} rows: {result.total - result.asked:,} requests were not sent, because "
+                "their documents have the maximum number of rows. Add documents, or raise --max-document-share."
+            )
+        elif accepted < requested:
             note = (
                 f"{accepted:,} of {requested:,} rows: all passages were used. Add documents, raise --per-passage, or add "
                 "a template."

@@ -65,6 +65,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
+def test_limit_of_a_document_is_named_as_the_cause_of_missing_rows(folder: Path) -> None:
+    (folder / "docs" / "short.md").write_text("# Notes\n\nThe anchor of the Kelby ferry weighs ninety tonnes in all.\n")
+    with serve_teacher() as teacher:
+        result = synthesize(folder, teacher, "--rows", 14, "--max-document-share", 0.1, "--per-passage", 9)
+    assert "requests were not sent, because their documents have the maximum number of rows" in result["note"]
+    assert max(result["diversity"]["documents"].values()) == 3
+
+
 def test_rows_have_provenance_and_are_conserved(folder: Path) -> None:
     with serve_teacher() as teacher:
         result = synthesize(folder, teacher, "--rows", 10, "--max-document-share", 0.3)
