@@ -25,6 +25,7 @@ from pipelines.capture.traffic_export import is_held_back
 from pipelines.capture.training_rows import SAMPLED
 
 MARK = re.compile(rf'"{SAMPLED}"\s*:'.encode())
+REQUIRED = ("id", "captured", "time", "correction")
 MARK_BYTES = 1 << 20  # at the beginning of a file, which decide whether it is a sample
 
 
@@ -92,7 +93,7 @@ def read_sample(path: Path) -> list[dict[str, Any]]:
     """Return the lines of an edited sample.
 
     Raises:
-        InputError: a line is not JSON, or its `id` or `correction` is not a string; the message contains its number.
+        InputError: a line is not JSON, or a string of REQUIRED is missing; the message contains its number.
     """
     lines = []
     try:
@@ -107,8 +108,8 @@ def read_sample(path: Path) -> list[dict[str, Any]]:
             line = json.loads(content)
         except ValueError as error:
             raise InputError(f"{path}:{number}: invalid JSON: {error}", hint=hint) from None
-        if not isinstance(line, dict) or not all(isinstance(line.get(name), str) for name in ("id", "correction")):
-            raise InputError(f"{path}:{number}: expected an object with the strings id and correction", hint=hint)
+        if not isinstance(line, dict) or not all(isinstance(line.get(name), str) for name in REQUIRED):
+            raise InputError(f"{path}:{number}: expected an object with the strings {', '.join(REQUIRED)}", hint=hint)
         lines.append(line)
     return lines
 

@@ -43,6 +43,9 @@ FeedbackFilesOption = Annotated[
 ]
 ModelFilterOption = Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")]
 
+DaysOption = Annotated[
+    str, typer.Option("--days", metavar="FROM..TO", help="Days (UTC), such as 2026-11-01..2026-11-14. Default: all.")
+]
 SampledOption = Annotated[
     bool,
     typer.Option("--sampled", help="Compare the models only on corrected requests from `tuneline traffic sample`."),
@@ -117,10 +120,7 @@ def list_traffic(
     feedback: FeedbackFilesOption = [],  # noqa: B006
     model: ModelFilterOption = "",
     version: Annotated[str, typer.Option("--version", help="Version of the model. Default: all versions.")] = "",
-    days: Annotated[
-        str,
-        typer.Option("--days", metavar="FROM..TO", help="Days (UTC), such as 2026-11-01..2026-11-14. Default: all."),
-    ] = "..",
+    days: DaysOption = "..",
     state: Annotated[
         str, typer.Option("--state", help="State of the answer: complete, aborted or failed. Default: all.")
     ] = "",
@@ -165,10 +165,7 @@ def sample_traffic(
     rows: Annotated[int, typer.Option("--rows", min=1, help="Maximum number of requests, one per subject.")] = 100,
     capture: CaptureFileOption = Path("capture.yaml"),
     model: ModelFilterOption = "",
-    days: Annotated[
-        str,
-        typer.Option("--days", metavar="FROM..TO", help="Days (UTC), such as 2026-11-01..2026-11-14. Default: all."),
-    ] = "..",
+    days: DaysOption = "..",
     held_back: Annotated[
         float,
         typer.Option(

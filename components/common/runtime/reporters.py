@@ -203,11 +203,8 @@ class ProgressBarReporter:
             redirect_stdout=False,  # a local run redirects it to a log meanwhile, and the result belongs there
         )
         self._resumed_at: int | None = None
-        self._task, self._name, self._began = (
-            self._progress.add_task("", count="", rate="", total=None),
-            "",
-            time.monotonic(),
-        )
+        self._task = self._progress.add_task("", count="", rate="", total=None)
+        self._name, self._began = "", time.monotonic()
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(self._prefix + escape_controls(text), style=style, highlight=False, markup=False)

@@ -38,7 +38,7 @@ MARKDOWN_KINDS: dict[str, BlockKind] = {
 
 # Hard-wrapped prose: an editor or an e-mail program has broken the lines of each paragraph at a fixed width.
 MIN_WRAPPED_LINES = 6  # fewer wrapped lines do not decide
-MIN_CONTINUED_LINES = 2  # wrapped lines whose sentence goes on in lower case decide even in a short text
+MIN_CONTINUED_LINES = 2  # wrapped lines whose sentence continues in lower case decide, even in a short text
 MIN_WRAPPED_WIDTH, MAX_WRAPPED_WIDTH = 40, 120  # characters of a wrapped line
 MIN_WRAPPED_SHARE = 0.8  # of the lines that are not the last of their paragraph
 MAX_SENTENCE_END_SHARE = 0.5  # a file with one sentence per line ends nearly all lines with a sentence

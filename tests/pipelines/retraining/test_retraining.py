@@ -414,15 +414,22 @@ def test_sample_is_erased_and_expires_with_its_requests(
     ("text", "problem"),
     [
         ('{"id":"a","sampled":true,"correction":"a "quoted" word"}', ":2: invalid JSON"),
-        ('{"id":"a","sampled":true,"correction":5}', ":2: expected an object with the strings id and correction"),
-        ('{"sampled":true,"correction":"a"}', ":2: expected an object with the strings id and correction"),
+        (
+            '{"id":"a","sampled":true,"captured":"c","time":"t","correction":5}',
+            ":2: expected an object with the strings id, captured, time, correction",
+        ),
+        ('{"sampled":true,"correction":"a"}', ":2: expected an object with the strings id, captured, time, correction"),
     ],
 )
 def test_invalid_line_of_an_edited_sample_is_reported(
     tmp_path: Path, registry: FakeRegistry, text: str, problem: str
 ) -> None:
     path = tmp_path / "sample.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"id": "b", "sampled": true, "correction": "b"}\r\n' + text.encode() + b"\r\n")
+    path.write_bytes(
+        b'\xef\xbb\xbf{"id": "b", "sampled": true, "captured": "c", "time": "t", "correction": "b"}\r\n'
+        + text.encode()
+        + b"\r\n"
+    )
     for command in (COMMAND, ("traffic", "erase", "--subject", "user 2"), ("traffic", "expire")):
         before = path.read_bytes()
         error = refusal(1, *command, "--feedback", "sample.jsonl", cwd=tmp_path)
