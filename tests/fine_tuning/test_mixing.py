@@ -376,7 +376,7 @@ def test_epochs_of_a_training_with_caps_have_their_rows_and_resume_bit_identical
     assert (web["seen"], web["left_out"]) == (24, 0), "three epochs reach all 18 rows"
     assert handbook["tokens"] + web["tokens"] == summary["tokens"]
     assert not [note for note in recorder.notes if "trains on" in note or "leaves out" in note]
-    assert "24 of 24 examples, 51 draws, 3.00 epochs" in (expected.path / "report.html").read_text(encoding="utf-8")
+    assert "24 of 24 examples in 51 draws, 3.00 epochs" in (expected.path / "report.html").read_text(encoding="utf-8")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checkpoints, "rotate", interrupt_at(8))
