@@ -124,6 +124,8 @@ def _run(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if patch := os.environ.get("PRELOADED_PATCH"):  # as preloaded/sitecustomize.py does
+        runpy.run_path(patch)
     module, *sys.argv[1:] = request["program"]
     sys.modules.pop(module, None)  # runpy warns of an imported module
     runpy.run_module(module, run_name="__main__", alter_sys=True)

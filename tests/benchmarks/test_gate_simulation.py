@@ -60,7 +60,7 @@ def test_uniform_p_values_exhaust_the_error_probability_of_a_split() -> None:
     assert 0.065 <= accepted <= 0.07 + 3 * 0.0006
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_inferior_candidates_on_one_split_rarely_pass() -> None:
     """The documented limit is 7%; its standard error in 4,000 trials is 0.4%."""
     reuse = gate_simulation.simulate_reuse(10, gate_simulation.REUSE_ITEMS, 4000, gate_simulation.REUSE_SAMPLES)

@@ -65,7 +65,7 @@ def test_every_stage_of_the_gpu_exists_at_tiny_size() -> None:
     assert large - tiny == {"qlora-8b"}, "bitsandbytes has no kernels for a CPU"
 
 
-@pytest.mark.long  # trains and serves in processes: 30 seconds of CPU
+@pytest.mark.stress  # trains and serves in processes: 30 seconds of CPU
 def test_stages_run_at_tiny_size(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "benchmarks.gpu", "--workdir", str(tmp_path), "--output", str(tmp_path / "out"),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -18,16 +20,18 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipelines.cli.main import app
 from tests import kubernetes_api, preloaded_server
 from tests.data_curation.document_files import build_pdf, pdf_text
 from tests.datasets import QUESTION_WORDS
 from tests.kfp_api import KfpApi, State, serving
 from tests.kubernetes_api import KubernetesApi
 from tests.pipelines.capture import traffic
-from tests.pipelines.command import PRELOADED, ROOT, environment
+from tests.pipelines.command import PRELOADED, ROOT, environment, get_command
 from tests.pipelines.synthesis.stand_in_teacher import serve_teacher
 from tests.tiny import tiny_model
 
@@ -35,17 +39,27 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.ma
 BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "components").glob("*/README.md"))]
 FIRST_PAGES = [PAGES[0], ROOT / "docs" / "tutorials" / "first-run.md"]
-# Those with a minute of CPU whose subject has tests in the other tiers.
+# Those with half a minute of CPU or more whose subject has tests in the other tiers. The options of their commands are
+# checked in the fast tier.
 RELEASE_PAGES = (
     "air-gap",
+    "capture",
+    "chat",
     "ci",
-    "images",
-    "models",
-    "runs",
+    "costs",
+    "data",
+    "data-versions",
+    "deploy",
     "documents-to-chat",
     "examples",
+    "fine-tuning",
+    "images",
+    "models",
     "preference-tuning",
     "promote-and-roll-back",
+    "runs",
+    "signing",
+    "storage",
 )
 UNREACHABLE_PROXY = "http://127.0.0.1:9"  # the documented commands need no network beyond this machine
 PROGRAMS = ("tuneline", "make", "python", "pip")
@@ -188,6 +202,21 @@ def test_page_commands_succeed(page: Path, readme_folder: Path, api: KfpApi) -> 
             )  # fmt: skip
             block_count += 1
     assert block_count > 0
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if read_blocks(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_documented_commands_have_known_options(page: Path) -> None:
+    for block in read_blocks(page):
+        for line in re.findall(r"^ *tuneline (.*)", block.replace("\\\n", " "), re.MULTILINE):
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words = list(itertools.takewhile(lambda word: not re.fullmatch(r"[|<>&;()]+", word), lexer))
+            command: Any = get_command(app)
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(0)]
+            command.make_context("tuneline", words)
 
 
 def test_commands_are_only_in_executed_blocks() -> None:

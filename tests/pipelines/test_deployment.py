@@ -46,8 +46,10 @@ from pipelines.cli.main import app
 from pipelines.deployment import watcher
 from pipelines.deployment.watcher import Deployment
 from pipelines.gateway.traffic_routes import set_route
+from tests import preloaded_server
 from tests.model_registry.conftest import open_registry
 from tests.model_registry.evidence_builder import build_dataset, build_evaluation
+from tests.pipelines.command import refusal
 from tests.pipelines.deployment_clients import (
     PROMPTS,
     SERVED_NAME,
@@ -292,7 +294,7 @@ def test_damaged_package_is_refused_and_the_served_version_stays(
     assert "cannot be verified" in registry.get_model_version(NAME, "2").tags["tuneline.serving.reason"]
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_package_with_wrong_answers_fails_the_smoke_test(
     registry: Any, registered: RegisteredVersions, tmp_path: Path
 ) -> None:
@@ -463,22 +465,17 @@ def is_serving(deployed: RunningDeployment, registered: RegisteredVersions, vers
         return False
 
 
-def run_refused_deploy(workdir: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-P", "-m", "pipelines.cli", "deploy", *arguments, "--json", "--workdir", str(workdir)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    return process.returncode, json.loads(process.stdout)["error"]
-
-
 @pytest.mark.long
 def test_deploy_errors_are_reported(registry: Any, tmp_path: Path) -> None:
-    code, error = run_refused_deploy(tmp_path, NAME, "--http-port", "0")
-    assert (code, error["kind"]) == (1, "registry")
+    deploy: dict[str, Any] = {"cwd": tmp_path, "MLFLOW_TRACKING_URI": os.environ["MLFLOW_TRACKING_URI"]}
+    error = refusal(1, "deploy", NAME, "--http-port", "0", **deploy)
+    assert error["kind"] == "registry"
     assert f"{NAME} has no version with the alias champion" in error["message"]
     promote(NAME, "1", reporter=SilentReporter())
-    code, error = run_refused_deploy(tmp_path, NAME, "--grpc-url", "127.0.0.1:9")
-    assert (code, error["kind"]) == (1, "engine_missing")
+    error = refusal(1, "deploy", NAME, "--grpc-url", "127.0.0.1:9", **deploy)
+    assert error["kind"] == "engine_missing"
     assert "does not answer" in error["message"]
-    code, error = run_refused_deploy(tmp_path, "unknown", "--http-port", "0")
+    error = refusal(1, "deploy", "unknown", "--http-port", "0", **deploy)
     assert "the registered model unknown does not exist" in error["message"]
 
 
@@ -492,6 +489,8 @@ def test_promotion_pipeline_deploys_and_restores_the_alias_on_failure(
     from pipelines.definition import promotion_pipeline
 
     monkeypatch.setenv("TUNELINE_WORKDIR", str(tmp_path))
+    for name, value in preloaded_server.get_variables("PRELOADED_STEPS").items():
+        monkeypatch.setenv(name, value)
     local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path / "kfp"))
     pipeline = promotion_pipeline.build(Customization())
     repository = watcher.get_serving_folder(tmp_path, NAME) / "repository"

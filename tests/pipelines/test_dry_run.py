@@ -207,7 +207,7 @@ def snapshot_files(*folders: Path) -> dict[str, tuple[int, str]]:
     return files
 
 
-@pytest.mark.parametrize("workdir", ["wd", pytest.param("not-there-yet", marks=pytest.mark.long)])
+@pytest.mark.parametrize("workdir", ["wd", pytest.param("not-there-yet", marks=pytest.mark.stress)])
 def test_dry_run_writes_no_file(first: dict[str, Any], project: Path, tmp_path: Path, workdir: str) -> None:
     folders = {name: tmp_path / name.lower() for name in ("TUNELINE_CACHE", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR")}
     for folder in folders.values():
@@ -529,7 +529,7 @@ def test_rows_are_compared_with_stored_revisions_only(
     assert result["basis"]["rows"].endswith("a run fetches first")
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_remote_data_repository_leaves_no_mirror_in_the_workdir(
     first: dict[str, Any], project: Path, tmp_path: Path
 ) -> None:

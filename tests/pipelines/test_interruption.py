@@ -81,7 +81,7 @@ def read_digests(result: dict[str, Any]) -> dict[str, str]:
     return {kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items()}
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_interrupted_and_killed_run_resumes_with_equal_digests(first_digests: dict[str, str], project: Path) -> None:
     child = start_until(project, is_training_metric)
     signal_group(child, signal.SIGINT)

@@ -760,8 +760,9 @@ def without_wheel(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def old_glibc(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return variables for an environment with the C library of Debian 11."""
-    code = "import platform\nplatform.libc_ver = lambda *_, **__: ('glibc', '2.31')\n"
-    return _write_site(tmp_path_factory.mktemp("glibc") / "site", code)
+    patch = tmp_path_factory.mktemp("glibc") / "patch.py"
+    patch.write_text("import platform\nplatform.libc_ver = lambda *_, **__: ('glibc', '2.31')\n")
+    return {"PRELOADED_PATCH": str(patch), **preloaded_server.get_variables("PRELOADED_STEPS")}
 
 
 def _write_site(site: Path, code: str) -> dict[str, str]:

@@ -238,7 +238,7 @@ def test_page_is_stored_in_mlflow_and_as_a_pipeline_artifact(first: dict[str, An
     assert [path.read_bytes() for path in page_files] == [page.read_bytes()]
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_cached_run_reports_the_original_cost(first: dict[str, Any], project: Path) -> None:
     second = run(project, "wd")
     texts = read_texts(Path(second["report"]))
@@ -248,7 +248,7 @@ def test_cached_run_reports_the_original_cost(first: dict[str, Any], project: Pa
     assert find_unsupported_texts(Path(second["report"]), collect_values(second, project), read_costs(second)) == []
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_report_of_a_refused_candidate_has_the_reason(first: dict[str, Any], project: Path) -> None:
     refused = run(project, "wd", "--set", "fine_tuning.learning_rate=1e-6")
     texts = read_texts(Path(refused["report"]))

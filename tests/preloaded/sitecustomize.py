@@ -48,3 +48,9 @@ def run_on_server(address: str, program: list[str]) -> None:
 
 if server := find_server(sys.orig_argv):
     run_on_server(server, sys.orig_argv[sys.orig_argv.index("-m") + 1 :])
+if patch := os.environ.get(
+    "PRELOADED_PATCH"
+):  # a file that changes a library for a test; a server runs it in its forks
+    import runpy
+
+    runpy.run_path(patch)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.pipelines.chat.test_chat_command import read_until
-from tests.pipelines.command import COMMAND, answer, environment, tuneline
+from tests.pipelines.command import COMMAND, answer, environment, refusal
 
 pytestmark = [pytest.mark.long, pytest.mark.pipeline, pytest.mark.triton, pytest.mark.mlflow]
 
@@ -37,9 +37,8 @@ def test_registered_version_and_package_give_the_same_answer(first: dict[str, An
 def test_version_and_alias_that_do_not_exist_are_named(first: dict[str, Any], project: Path) -> None:
     name = first["mlflow"]["model_name"]
     for reference, message in ((f"{name}@nobody", "no version with the alias nobody"), ("other@champion", "other")):
-        result = tuneline("chat", reference, "--prompt", "Hello", "--workdir", "wd", "--json", cwd=project)
-        assert result.returncode == 1
-        assert message in json.loads(result.stdout)["error"]["message"]
+        error = refusal(1, "chat", reference, "--prompt", "Hello", "--workdir", "wd", cwd=project)
+        assert message in error["message"]
 
 
 def test_server_runs_as_long_as_the_chat(first: dict[str, Any], project: Path) -> None:

@@ -119,7 +119,7 @@ def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_canaries_shadows_and_aborts_on_a_real_server(two_models: Server, tmp_path: Path) -> None:
     routes = tmp_path / "routes.yaml"
     both = [{"model": "tiny", "alias": "champion"}, {"model": "tiny-candidate", "alias": "candidate"}]

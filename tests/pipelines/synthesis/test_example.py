@@ -54,7 +54,7 @@ def test_model_tuned_on_synthetic_rows_is_better_on_held_out_questions(tmp_path:
     assert loss["candidate"] < loss["base"]
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_local_teacher_answers_in_the_schema_and_equally_after_an_interruption(tmp_path: Path) -> None:
     """A tiny model with random weights: its answers have the structure, and the checks reject them."""
     write_documents(tmp_path / "docs", 2)
