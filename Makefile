@@ -59,8 +59,10 @@ test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full 
 quality: $(VENV)/.ready ## Print the code metrics with their targets
 	@$(BIN)/python -m tests.quality $(ARGS)
 
+# The files of the targets below; `stress` runs the other tests of its tier.
+STRESS_ELSEWHERE := stress/test_training_kills.py fine_tuning pipelines/test_deployment.py pipelines/synthesis examples $(patsubst %,engines/test_%.py,ray_launcher slurm training_pods zero3)
 stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a workdir and a server; resume a run and the demo after their budgets stopped them; test compiled stages, long pages and the examples (2 hours)
-	@$(BIN)/python -m pytest -s -m stress $(addprefix tests/,stress/test_kills.py benchmarks/test_gate_simulation.py benchmarks/test_serving_benchmark.py docs/test_commands.py pipelines/retraining pipelines/capture engines/test_backup_restore.py engines/test_s3_store.py triton_packaging/test_vllm_backend.py $(patsubst %,pipelines/test_%.py,pipeline interruption invalid_input costs pods reproduction backup examples)) $(ARGS)
+	@$(BIN)/python -m pytest -s -m "stress and not nfs and not cluster" tests $(addprefix --ignore=tests/,$(STRESS_ELSEWHERE)) $(ARGS)
 
 stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep; train the embedded model in a batch job (35 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_slurm.py tests/engines/test_training_pods.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)

@@ -64,9 +64,10 @@ START_FIRST = (
 SHARED_FIXTURES = {
     "tests/pipelines/test_pipeline.py": "run", "tests/pipelines/test_dry_run.py": "run", "tests/pipelines/test_report.py": "run",
     "tests/pipelines/test_pods.py": "run", "tests/engines/test_verification_pod.py": "run", "tests/engines/test_trainjob_cluster.py": "run",
-    "tests/pipelines/explanation/test_explained_version.py": "run",
+    "tests/pipelines/explanation/test_explained_version.py": "run", "tests/pipelines/chat/test_chat_serving.py": "run",
     "tests/triton_packaging/test_server.py": "package", "tests/triton_packaging/test_streaming.py": "package",
     "tests/triton_packaging/test_overload.py": "package", "tests/triton_packaging/test_metrics.py": "package",
+    "tests/triton_packaging/test_served_options.py": "package",
     **{f"tests/pipelines/gateway/test_{name}.py": "gateway"
        for name in ("conformance", "hostile_requests", "lifecycle", "row_judging", "telemetry", "traffic_server")},
 }  # fmt: skip

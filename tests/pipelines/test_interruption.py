@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM, SIGKILL and `tuneline cancel` on a whole run: no process is left, and the run can be resumed.
 
-Long tier: one run of the whole pipeline is interrupted twice and then finished. The stress tier stops runs while Triton starts.
+Stress tier: runs of the whole pipeline. The long tier interrupts a run of the Python API (tests/tuneline/test_interruption.py) and trainings.
 """
 
 from __future__ import annotations

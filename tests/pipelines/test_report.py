@@ -1,6 +1,6 @@
 """Every figure of the run report comes from an artifact.
 
-Long tier: tests that run the pipeline once more.
+Stress tier: tests that run the pipeline once more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routes of a gateway before a real Triton. Two models in one server are in the long tier: they start a server."""
+"""Routes of a gateway before a real Triton. Two models in one server are in the stress tier: they start a server."""
 
 from __future__ import annotations
 

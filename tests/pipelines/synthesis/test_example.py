@@ -1,7 +1,7 @@
 """The example of docs/how-to/synthetic-data.md: PDF files, synthetic rows, a tuned model, held-out questions; and a local teacher.
 
 Stress tier: the example needs 44 CPU seconds with a tiny model, and more with the embedded model. Its teacher is the
-stand-in. Long tier: a local model as the teacher, which is loaded twice.
+stand-in. Stress tier: a local model as the teacher, which is loaded twice.
 """
 
 from __future__ import annotations
