@@ -215,8 +215,12 @@ def _train(
     if settings.compile:
         acceleration.compile_layers(trainer.model)
     events.on_first_step = verify_first_step
+    if checkpoint:
+        reporter.note(f"resuming from step {checkpoints.parse_step(checkpoint)}")
     reporter.step("training")
-    with process_control.handle_stop_signals(stop):  # on preemption or requeue the current step is finished and saved
+    announcement = "the training stops after this step and saves its state; Ctrl-C again stops it at once"
+    # On preemption or requeue, the current step is finished and saved.
+    with process_control.handle_stop_signals(stop, announcement if trainer.is_world_process_zero() else ""):
         _run_trainer(trainer, checkpoint, config, splits)
     is_unfinished = not _is_finished(vars(trainer.state), config)
     if events.reached_limit and is_unfinished:

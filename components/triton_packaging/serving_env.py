@@ -9,6 +9,7 @@ environment: numpy 1.26, and a .pth file that adds all other packages of tunelin
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def create_environment(package_folders: Sequence[str] = ()) -> Path:
         EngineMissingError: no numpy below 2 exists for this Python.
         TunelineError: pip fails, or the environment does not work.
     """
-    if missing_reason() is None and _find_defect() is None:
+    if missing_reason() is None and find_defect() is None:
         return get_environment_folder()
     if sys.version_info[:2] > MAX_PYTHON_VERSION:
         raise EngineMissingError(
@@ -83,7 +84,7 @@ def create_environment(package_folders: Sequence[str] = ()) -> Path:
     )
     pip = [sys.executable, "-m", "pip", "--python", str(_get_python())]
     _run([*pip, "install", "--quiet", "--disable-pip-version-check", "--no-deps", NUMPY_REQUIREMENT])
-    if defect := _find_defect():
+    if defect := find_defect():
         raise TunelineError(
             f"the serving environment in {get_environment_folder()} does not work: {defect}",
             hint="Install tuneline's packaging extra.",
@@ -99,8 +100,8 @@ def _get_site_packages() -> Path:
     return get_environment_folder() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
-def _find_defect() -> str | None:
-    """Return the problem that the environment's interpreter reports, or None."""
+def find_defect() -> str | None:
+    """Return the problem that the environment's interpreter reports, or None. It takes seconds."""
     done = _run_script(CHECK_SCRIPT)
     return (
         None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["its interpreter does not start"])[-1]
@@ -125,6 +126,10 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m components.triton_packaging.serving_env",
+        description=f"Create or repair the serving environment in {get_environment_folder()}. Other folder: TUNELINE_SERVING_ENV.",
+    ).parse_args()
     try:
         print(f"serving environment: {create_environment()}")
     except TunelineError as error:

@@ -280,10 +280,11 @@ def serve_package(repository: Path, reporter: Reporter) -> Iterator[str]:
     from components.common.runtime import reporters
     from components.common.workspace import artifact_store
     from components.common.workspace.job_folders import private_folder
-    from components.triton_packaging.package_serving import served_package
+    from components.triton_packaging.package_serving import served_package, verify_package
     from pipelines.gateway import addresses
     from pipelines.gateway.process import GatewayOptions, running_gateway
 
+    verify_package(repository)  # before the announcement of a server, which verifies it again
     reporter.step("starting the server")
     with (
         artifact_store.keep_paths_in_use(repository),

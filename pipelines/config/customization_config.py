@@ -324,7 +324,11 @@ def parse_values(values: Values, source: str, overrides: Sequence[str] = ()) -> 
         return Customization.model_validate(values)
     except ValidationError as error:
         fields = [".".join(map(str, problem["loc"])) for problem in error.errors()]
-        if all(any(f"{field}.".startswith(f"{key}.") for key in overrides) for field in fields):
+        # A key below an invalid field is its cause if it is an index: the override has created a mapping for the list.
+        if all(
+            any(f"{field}.".startswith(f"{key}.") or re.match(rf"{re.escape(field)}\.\d", key) for key in overrides)
+            for field in fields
+        ):
             source = "--set"
         raise ConfigurationError(
             describe_validation_error(error, source, Customization),
@@ -424,13 +428,25 @@ def _apply_override(values: Values, override: str) -> None:
 
 
 def _set_value(values: Values, keys: Sequence[str], value: object) -> None:
-    """Set a key of the nested values, and create its sections."""
-    section = values
-    for key in keys[:-1]:
-        if not isinstance(section.get(key), dict):
+    """Set a key of the nested values, and create its sections. A key of a list is the index of an existing item."""
+    section: Any = values
+    for number, key in enumerate(keys):
+        position: Any = key
+        if isinstance(section, list):
+            if not (key.isdecimal() and int(key) < len(section)):
+                path = ".".join(keys[:number])
+                raise UsageError(
+                    f"{'.'.join(keys)}: {key} is not an index of {path}, whose length is {len(section)}",
+                    hint=f"The first index is 0. To add items, set the whole list, for example {path}=[one, two].",
+                )
+            position = int(key)
+        if number == len(keys) - 1:
+            section[position] = value
+        elif isinstance(section, list) or isinstance(section.get(key), dict | list):
+            section = section[position]
+        else:
             section[key] = {}
-        section = section[key]
-    section[keys[-1]] = value
+            section = section[key]
 
 
 def _convert_paths(value: object) -> object:

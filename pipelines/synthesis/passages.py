@@ -25,6 +25,7 @@ from components.data_curation.source_preview import find_hint
 from pipelines.steps.curation_inputs import list_raw_sources
 
 PAGE_FIELDS = ("page", "last_page", "section", "title")
+MAX_LISTED_FILES = 5
 MIN_PASSAGE_WORDS = 12  # a heading or a caption alone contains no fact to ask for
 
 
@@ -98,6 +99,10 @@ def read_passages(curation: DataCurationConfig, work: Workdir, reporter: Reporte
             reporter.progress(number, len(sources), "files")
     if not found.passages:
         _raise_empty(found)
+    used = {passage.document_sha256 for passage in found.passages}
+    if unused := [source.name for source in sources if source.sha256 not in used]:
+        names = ", ".join(unused[:MAX_LISTED_FILES]) + (", …" if len(unused) > MAX_LISTED_FILES else "")
+        reporter.note(f"{len(unused)} of {len(sources)} files have no passage: {names}")
     return found
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -176,3 +177,13 @@ print(gc.get_freeze_count())
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "0\n10000 True\n"
+
+
+def test_first_stop_signal_is_announced_and_the_second_interrupts(capfd: pytest.CaptureFixture[str]) -> None:
+    stop_requested = threading.Event()
+    with process_control.handle_stop_signals(stop_requested, "stopping after this step"):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop_requested.wait(10)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err == "stopping after this step\n"

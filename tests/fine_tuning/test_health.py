@@ -11,23 +11,13 @@ import pytest
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import BusyError, InputError, TrainingError
-from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import job_folders
 from components.fine_tuning import callbacks, training_health
 from components.fine_tuning.stage import finetune
 from tests.datasets import dataset_of, small_dataset
 from tests.fine_tuning.recipes import recipe
+from tests.note_recorder import NoteRecorder
 from tests.tiny import tiny_model
-
-
-class NoteRecorder(SilentReporter):
-    """Records notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")

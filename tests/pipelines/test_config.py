@@ -47,6 +47,30 @@ def test_override_sets_its_key_with_its_type() -> None:
     assert load_customization(None, ["fine_tuning.max_steps=null"]).fine_tuning.max_steps is None
 
 
+def test_override_sets_an_item_of_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "customization.yaml"
+    file.write_text(
+        "evaluation: {tasks: [{kind: generation, data: q.jsonl}]}\ndata_curation: {sources: [a.jsonl, b.jsonl]}\n"
+    )
+    config = load_customization(file, ["evaluation.tasks.0.data=r.jsonl", "data_curation.sources.1=c.jsonl"])
+    assert "r.jsonl" in str(config.evaluation.tasks)
+    assert [str(source.path) for source in config.data_curation.sources] == [
+        f"{tmp_path}/a.jsonl",
+        str(Path.cwd() / "c.jsonl"),
+    ]
+    with pytest.raises(
+        UsageError, match=r"evaluation\.tasks\.1\.kind: 1 is not an index of evaluation\.tasks, whose length is 1"
+    ):
+        load_customization(file, ["evaluation.tasks.1.kind=held_out"])
+    unknown = get_error_message("evaluation.tasks.0.kind=qa", file=file)
+    assert "evaluation.tasks.0: expected 'kind' to be one of 'held_out', 'generation', " in unknown
+    assert unknown.endswith("; found 'qa'")
+    file.write_text("seed: 3\n")
+    assert get_error_message("evaluation.tasks.0.kind=qa", file=file) == (
+        "--set: evaluation.tasks: expected a list, for example [one, two]"
+    )
+
+
 def test_misspelled_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     file = tmp_path / "customization.yaml"
     file.write_text("fine_tuning:\n  learning_rat: 0.1\n")

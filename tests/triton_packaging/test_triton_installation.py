@@ -106,3 +106,11 @@ def test_only_shared_memory_of_ended_processes_is_removed(monkeypatch: pytest.Mo
     living.touch()
     triton_server._remove_abandoned_shared_memory()
     assert (abandoned.exists(), living.exists()) == (False, True)
+
+
+def test_help_of_the_serving_environment_creates_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "components.triton_packaging.serving_env", "--help"]
+    variables = {**os.environ, "TUNELINE_SERVING_ENV": str(tmp_path / "serving")}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: python -m components.triton_packaging.serving_env")
+    assert not (tmp_path / "serving").exists()

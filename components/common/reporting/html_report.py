@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from components.common.runtime.reporters import format_number
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -104,7 +106,7 @@ def render_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def format_value(value: object) -> str:
-    """Return a value as escaped text: thousands separators, four significant digits, digests as code."""
+    """Return a value as escaped text: thousands separators, four significant digits below 1,000, digests as code."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
@@ -112,7 +114,7 @@ def format_value(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.4g}"
+        return format_number(value)
     text = escape(str(value))
     if DIGEST_PATTERN.fullmatch(text):
         return f"<code>{text}</code>"

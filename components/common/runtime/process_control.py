@@ -201,10 +201,14 @@ def until_signal() -> Iterator[None]:
 
 
 @contextmanager
-def handle_stop_signals(stop_requested: threading.Event) -> Iterator[None]:
+def handle_stop_signals(stop_requested: threading.Event, announcement: str = "") -> Iterator[None]:
     """Set `stop_requested` on SIGTERM and Ctrl-C; a second Ctrl-C raises KeyboardInterrupt.
 
     Has no effect in other threads, because Python delivers signals to the main thread only.
+
+    Args:
+        stop_requested: the event that the caller checks, for example after each step.
+        announcement: written to standard error at the first signal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -213,6 +217,8 @@ def handle_stop_signals(stop_requested: threading.Event) -> Iterator[None]:
     def request_stop(number: int, _: object) -> None:
         if stop_requested.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if announcement and not stop_requested.is_set():
+            os.write(2, f"{announcement}\n".encode())  # a handler may interrupt a write to sys.stderr
         stop_requested.set()
 
     previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -155,7 +155,12 @@ class PlainTextReporter:
 
 
 def _format_metrics(values: Mapping[str, float], step: int) -> str:
-    return f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+    return f"step {step}: " + ", ".join(f"{name} {format_number(value)}" for name, value in values.items())
+
+
+def format_number(value: float) -> str:
+    """Return a number with four significant digits; from 1,000 on without decimals, such as 755,104."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def format_progress(done: int, total: int | None, unit: str, seconds: float, before: int = 0) -> str:

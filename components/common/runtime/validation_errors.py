@@ -82,6 +82,8 @@ EXPECTED_VALUES = {
     "float_parsing": "a number",
     "finite_number": "a finite number",
     "literal_error": "{expected}",
+    "union_tag_invalid": "{discriminator} to be one of {expected_tags}; found '{tag}'",
+    "union_tag_not_found": "a mapping with the key {discriminator}",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "a string",

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from components.common.artifacts.hashing import sha256_file
-from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.reading.raw_records import Record
@@ -35,6 +34,8 @@ from pipelines.synthesis.row_kinds import KINDS, Candidate, InvalidAnswerError, 
 from pipelines.synthesis.teacher_budget import TeacherBudget, TeacherBudgetReachedError
 from pipelines.synthesis.teachers import Sampling, build_request
 from pipelines.synthesis.templates import list_templates, load_templates
+from tests.data_curation.document_files import build_pdf
+from tests.note_recorder import NoteRecorder
 from tests.pipelines.command import COMMAND, answer_in_process, environment, refusal
 from tests.pipelines.synthesis.documents import write_documents
 from tests.pipelines.synthesis.stand_in_teacher import (
@@ -379,7 +380,10 @@ def test_passages_are_filtered_and_counted(folder: Path, tmp_path: Path) -> None
     (folder / "docs" / "title.md").write_text("# Only a title\n")
     (folder / "docs" / "broken.pdf").write_bytes(b"%PDF-1.7\nbroken")
     config = DataCurationConfig(sources=[SourceEntry(path=str(folder / "docs"))])
-    found = read_passages(config, Workdir(tmp_path / "work"), SilentReporter())
+    (folder / "docs" / "empty.pdf").write_bytes(build_pdf([""]))
+    reporter = NoteRecorder()
+    found = read_passages(config, Workdir(tmp_path / "work"), reporter)
+    assert reporter.notes == ["3 of 8 files have no passage: broken.pdf, empty.pdf, title.md"]
     assert found.rejected == {"exact_duplicate": 2, "short_passage": 1}
     assert [one.file for one in found.unreadable] == ["broken.pdf"]
     assert found.documents == 4
