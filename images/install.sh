@@ -76,7 +76,7 @@ case " $EMBEDDED " in
 *" nvidia-pytriton "*)
     "$python" -c 'import sys
 from components.triton_packaging import serving_env
-print(serving_env.create([path for path in sys.path if path.endswith("-packages")]))'
+print(serving_env.create_environment([path for path in sys.path if path.endswith("-packages")]))'
     ;;
 esac
 

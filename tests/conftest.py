@@ -39,7 +39,6 @@ START_FIRST = (
     "pipelines/test_dry_run.py",
     "pipelines/test_report.py",
     "pipelines/test_pods.py",
-    "pipelines/test_interruption.py",
     "engines/test_s3_versions.py",
     "pipelines/test_formats.py",
     "engines/test_backup_restore.py",

@@ -218,7 +218,7 @@ def _train(
     if checkpoint:
         reporter.note(f"resuming from step {checkpoints.parse_step(checkpoint)}")
     reporter.step("training")
-    announcement = "the training stops after this step and saves its state; Ctrl-C again stops it at once"
+    announcement = "stopping after this step, which is then saved"
     # On preemption or requeue, the current step is finished and saved.
     with process_control.handle_stop_signals(stop, announcement if trainer.is_world_process_zero() else ""):
         _run_trainer(trainer, checkpoint, config, splits)

@@ -23,6 +23,7 @@ NUMPY_REQUIREMENT = "numpy==1.26.4"  # the last release before 2; it has wheels 
 MAX_PYTHON_VERSION = (3, 12)
 # Serving must not write bytecode into a package, and the stub ignores PYTHONDONTWRITEBYTECODE.
 PTH_LINE = "import sys; sys.dont_write_bytecode = True\n"
+SCRIPT_SECONDS = 120
 CREATE_HINT = "Run: python -m components.triton_packaging.serving_env"
 INSTALL_VLLM_HINT = (
     "Install vLLM in tuneline's environment (see docs/reference/vllm.md), or set triton_packaging.backend to python."
@@ -101,17 +102,20 @@ def _get_site_packages() -> Path:
 
 
 def find_defect() -> str | None:
-    """Return the problem that the environment's interpreter reports, or None. It takes seconds."""
-    done = _run_script(CHECK_SCRIPT)
-    return (
-        None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["its interpreter does not start"])[-1]
-    )
+    """Return the problem that the environment's interpreter reports, or None. Starting the interpreter takes a second."""
+    try:
+        done = _run_script(CHECK_SCRIPT)
+    except OSError as error:
+        return f"its interpreter does not start: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"its interpreter does not answer within {SCRIPT_SECONDS} seconds"
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["its interpreter fails"])[-1]
 
 
 def _run_script(script: str) -> subprocess.CompletedProcess[str]:
     """Run a script with the environment's interpreter."""
     return subprocess.run(
-        [str(_get_python()), "-I", "-c", script], capture_output=True, text=True, timeout=120, check=False
+        [str(_get_python()), "-I", "-c", script], capture_output=True, text=True, timeout=SCRIPT_SECONDS, check=False
     )
 
 

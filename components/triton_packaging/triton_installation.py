@@ -48,6 +48,8 @@ def unavailable_reason() -> str | None:
         return f"the embedded Triton has no python backend for Python {version}"
     if reason := serving_env.missing_reason():
         return reason
+    if defect := serving_env.find_defect():
+        return f"the serving environment in {serving_env.get_environment_folder()} does not work: {defect}"
     # Some builds of Python lack the shared libpython that the stub needs.
     env = {**os.environ, "LD_LIBRARY_PATH": get_library_path()}
     try:
@@ -71,7 +73,7 @@ def installation_hint() -> str:
     """Return the hint for the reason that `unavailable_reason` or `unprovable_reason` returns."""
     if not _find_server_binary():
         return f"Run `make`, or `{INSTALL_COMMAND}`."
-    if serving_env.missing_reason():
+    if serving_env.missing_reason() or serving_env.find_defect():
         return serving_env.CREATE_HINT
     if unavailable_reason() is None:
         return serving_env.INSTALL_VLLM_HINT

@@ -277,14 +277,15 @@ def serve_package(repository: Path, reporter: Reporter) -> Iterator[str]:
         UsageError: the folder is not a package of tuneline.
         EngineMissingError: a server does not start.
     """
+    from components.common.artifacts import artifact_folder
     from components.common.runtime import reporters
     from components.common.workspace import artifact_store
     from components.common.workspace.job_folders import private_folder
-    from components.triton_packaging.package_serving import served_package, verify_package
+    from components.triton_packaging.package_serving import served_package
     from pipelines.gateway import addresses
     from pipelines.gateway.process import GatewayOptions, running_gateway
 
-    verify_package(repository)  # before the announcement of a server, which verifies it again
+    artifact_folder.read_manifest(repository)  # another folder is refused before a server is announced
     reporter.step("starting the server")
     with (
         artifact_store.keep_paths_in_use(repository),

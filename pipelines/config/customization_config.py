@@ -19,7 +19,7 @@ from components.common.artifacts import output_paths
 from components.common.cost.budgets import Budget
 from components.common.runtime.errors import ConfigurationError, UsageError
 from components.common.runtime.relative_paths import shorten_paths
-from components.common.runtime.validation_errors import describe_validation_error
+from components.common.runtime.validation_errors import describe_validation_error, locate_problem
 from components.common.runtime.yaml_loading import (
     MAX_CHARACTERS,
     TAB_PROBLEM,
@@ -129,6 +129,7 @@ class Customization(BaseModel):
 
         Raises:
             ConfigurationError: the key does not exist, or the value is invalid; the customization is unchanged.
+            UsageError: a list has no item with the index in the key.
         """
         values = self._collect_values()
         _set_value(values, key.split("."), _convert_paths(value))
@@ -323,17 +324,26 @@ def parse_values(values: Values, source: str, overrides: Sequence[str] = ()) -> 
     try:
         return Customization.model_validate(values)
     except ValidationError as error:
-        fields = [".".join(map(str, problem["loc"])) for problem in error.errors()]
-        # A key below an invalid field is its cause if it is an index: the override has created a mapping for the list.
-        if all(
-            any(f"{field}.".startswith(f"{key}.") or re.match(rf"{re.escape(field)}\.\d", key) for key in overrides)
-            for field in fields
-        ):
+        fields = [".".join(map(str, _list_keys(locate_problem(problem), values))) for problem in error.errors()]
+        if all(any(f"{field}.".startswith(f"{key}.") for key in overrides) for field in fields):
             source = "--set"
         raise ConfigurationError(
             describe_validation_error(error, source, Customization),
             hint="See docs/reference/configuration.md, or run `tuneline init` to write a commented file.",
         ) from None
+
+
+def _list_keys(location: Sequence[int | str], values: Values) -> list[int | str]:
+    """Return the keys of an error's location. Pydantic adds the kind of an item, such as `generation`, behind its index."""
+    keys: list[int | str] = []
+    section: Any = values
+    for key in location:
+        if isinstance(section, dict) and key not in section and section.get("kind") == key:
+            continue
+        keys.append(key)
+        is_item = isinstance(section, list) and isinstance(key, int) and key < len(section)
+        section = section[key] if is_item else section.get(key) if isinstance(section, dict) else None
+    return keys
 
 
 def read_sections(path: Path) -> Values:
@@ -428,25 +438,34 @@ def _apply_override(values: Values, override: str) -> None:
 
 
 def _set_value(values: Values, keys: Sequence[str], value: object) -> None:
-    """Set a key of the nested values, and create its sections. A key of a list is the index of an existing item."""
+    """Set a key of the nested values, and create its sections. A key of a list is the index of an existing item.
+
+    Raises:
+        UsageError: a list has no item with this index, or the item has no keys.
+    """
     section: Any = values
     for number, key in enumerate(keys):
+        path = ".".join(keys[:number])
         position: Any = key
         if isinstance(section, list):
-            if not (key.isdecimal() and int(key) < len(section)):
-                path = ".".join(keys[:number])
-                raise UsageError(
-                    f"{'.'.join(keys)}: {key} is not an index of {path}, whose length is {len(section)}",
-                    hint=f"The first index is 0. To add items, set the whole list, for example {path}=[one, two].",
-                )
-            position = int(key)
+            position = int(key) if key.isdecimal() and int(key) < len(section) else None
+        if position is None or not isinstance(section, dict | list):
+            found = f"a list of length {len(section)}" if isinstance(section, list) else "not a mapping"
+            raise UsageError(
+                f"{'.'.join(keys)}: {path} is {found} and has no item {key}",
+                hint=f"The first item of a list is 0. Set the whole value of {path} to change its items or keys.",
+            )
         if number == len(keys) - 1:
             section[position] = value
-        elif isinstance(section, list) or isinstance(section.get(key), dict | list):
-            section = section[position]
-        else:
+        elif isinstance(section, dict) and not isinstance(section.get(key), dict | list):
+            if keys[number + 1].isdecimal():
+                path = ".".join(keys[: number + 1])
+                raise UsageError(
+                    f"{'.'.join(keys)}: the configuration does not set the list {path}",
+                    hint=f"Set the whole list, for example {path}=[one, two].",
+                )
             section[key] = {}
-            section = section[key]
+        section = section[position]
 
 
 def _convert_paths(value: object) -> object:

@@ -551,6 +551,8 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = {404: "not_found", 405: "method_not_allowed"}
     message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    if error.status_code == 404:
+        message += "; GET /v1/models lists the models, and /chat is the chat page"
     return error_response(RequestError(error.status_code, message, code=known.get(error.status_code, "http_error")))
 
 

@@ -16,7 +16,7 @@ from components.common.runtime import cpu_cores, mounts
 from components.common.runtime.errors import TunelineError
 from components.common.runtime.filesystem import find_nearest_existing_path
 from components.common.workspace.artifact_store import Workdir, get_cache_folder
-from components.triton_packaging import serving_env, triton_installation
+from components.triton_packaging import triton_installation
 
 GIB_BYTES = 2**30
 REQUIRED_PACKAGES = {  # with the tuneline extra that installs each package
@@ -51,8 +51,6 @@ def check_machine(workdir: Workdir) -> list[CheckResult]:
             f"{reason}; models are packaged unproven and cannot be promoted",
             triton_installation.installation_hint(),
         )
-    elif reason := serving_env.find_defect():
-        found, hint = f"the serving environment does not work: {reason}", serving_env.CREATE_HINT
     else:
         found, hint = f"nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}", ""
     results.append(check_result("Triton server", not reason, found, hint, needed=False))

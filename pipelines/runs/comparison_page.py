@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.common.reporting import html_report
+from components.common.runtime.reporters import format_number
 from pipelines.steps.stage_names import STAGE_LABELS
 
 Json = Mapping[str, Any]
@@ -112,7 +113,7 @@ def build_metric_table(comparison: Json) -> tuple[list[str], list[list[str]]]:
         for metric, values in by_metric.items():
             known = [value for value in values if value]
             counts = dict.fromkeys(str(value["n"]) for value in known)
-            bases = dict.fromkeys(format_number(value["base"]) for value in known)
+            bases = dict.fromkeys(format_metric(value["base"]) for value in known)
             row = [f"{task}.{metric}", " / ".join(counts), " / ".join(bases)]
             for number, value in enumerate(values):
                 row += _format_metric(value)[: 3 if number else 2]
@@ -126,9 +127,9 @@ def _format_metric(value: Json | None) -> list[str]:
         return ["–"] * 3
     interval = format_interval(value["ci95"]) if value["ci95"] else "–"
     if (difference := value["difference"]) is None:
-        return [format_number(value["candidate"]), interval, "–"]
+        return [format_metric(value["candidate"]), interval, "–"]
     text = f"{format_difference(difference['value'])} ({format_interval(difference['ci95'])})"
-    return [format_number(value["candidate"]), interval, text]
+    return [format_metric(value["candidate"]), interval, text]
 
 
 def format_interval(bounds: Sequence[float]) -> str:
@@ -142,9 +143,9 @@ def format_difference(value: float) -> str:
     return "0" if abs(value) < ROUNDING_ERROR else f"{value:+.3g}"
 
 
-def format_number(value: float | None) -> str:
+def format_metric(value: float | None) -> str:
     """Return a metric's value with four significant digits."""
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else format_number(value)
 
 
 def format_parameter(value: object) -> str:

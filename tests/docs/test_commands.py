@@ -1,6 +1,6 @@
 """The commands of the README and the pages run in a folder like a reader's.
 
-The runs are in the long tier: they customize a model, start servers and compile pipelines.
+The runs are in the long and the stress tier: they customize a model, start servers and compile pipelines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.ma
 BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "components").glob("*/README.md"))]
 FIRST_PAGES = [PAGES[0], ROOT / "docs" / "tutorials" / "first-run.md"]
-# Those with half a minute of CPU or more whose subject has tests in the other tiers. The options of their commands are
+# Pages that take half a minute of CPU or more and whose subject has tests in the other tiers. The options of their commands are
 # checked in the fast tier.
 RELEASE_PAGES = (
     "air-gap",
@@ -209,7 +209,7 @@ def test_page_commands_succeed(page: Path, readme_folder: Path, api: KfpApi) -> 
 )
 def test_documented_commands_have_known_options(page: Path) -> None:
     for block in read_blocks(page):
-        for line in re.findall(r"^ *tuneline (.*)", block.replace("\\\n", " "), re.MULTILINE):
+        for line in re.findall(r"^ *(?:\w+=\S+ +)*tuneline ([a-z].*)", block.replace("\\\n", " "), re.MULTILINE):
             lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
             lexer.whitespace_split = True
             words = list(itertools.takewhile(lambda word: not re.fullmatch(r"[|<>&;()]+", word), lexer))

@@ -20,13 +20,13 @@ from tests.pipelines.command import COMMAND, ROOT, environment
 RUN = ["run", "-c", "customization.yaml", "--json"]
 
 
-def start(project: Path, workdir: str, code: Path = ROOT) -> subprocess.Popen[str]:
+def start(project: Path, workdir: str, code: Path = ROOT, **extra: str) -> subprocess.Popen[str]:
     """Start a run in its own process group, as a shell with job control does; its stderr goes to <workdir>.stderr."""
     with (project / f"{workdir}.stderr").open("ab") as err:
         return subprocess.Popen(
             [*COMMAND, *RUN, "--workdir", workdir],
             cwd=project,
-            env=environment(code, **{marker_variable(project / workdir): "1"}),
+            env=environment(code, **{marker_variable(project / workdir): "1"}, **extra),
             stdout=subprocess.PIPE,
             stderr=err,
             text=True,

@@ -20,9 +20,6 @@ from typing import Any
 import pytest
 
 from components.common.artifacts import artifact_folder
-from components.common.workspace.artifact_store import Workdir
-from components.triton_packaging import serving_env
-from pipelines.operations import machine_checks
 from tests.pipelines.command import (
     COMMAND,
     ROOT,
@@ -264,20 +261,6 @@ def test_doctor_lists_findings_and_hints(folder: Path) -> None:
     assert {"Python", "git", "kfp", "torch", "Triton server", "embedded model", "memory"} <= set(by_name)
     assert all(finding["ok"] or finding["hint"] or finding["name"] == "accelerator" for finding in report["findings"])
     assert process.returncode == (0 if report["ok"] else 1)
-
-
-def test_doctor_runs_the_serving_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files exist and its interpreter cannot start, as after an upgrade of Python."""
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    (tmp_path / "serving" / "lib" / version / "site-packages" / "numpy-1.26.4.dist-info").mkdir(parents=True)
-    (tmp_path / "serving" / "bin").mkdir()
-    python = tmp_path / "serving" / "bin" / "python3"
-    python.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
-    python.chmod(0o755)
-    monkeypatch.setenv("TUNELINE_SERVING_ENV", str(tmp_path / "serving"))
-    (finding,) = [one for one in machine_checks.check_machine(Workdir(tmp_path)) if one["name"] == "Triton server"]
-    assert (finding["ok"], finding["found"]) == (False, "the serving environment does not work: broken")
-    assert finding["hint"] == serving_env.CREATE_HINT
 
 
 def test_documented_commands_exist(folder: Path) -> None:

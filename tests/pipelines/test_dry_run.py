@@ -207,7 +207,7 @@ def snapshot_files(*folders: Path) -> dict[str, tuple[int, str]]:
     return files
 
 
-@pytest.mark.parametrize("workdir", ["wd", pytest.param("not-there-yet", marks=pytest.mark.stress)])
+@pytest.mark.parametrize("workdir", ["wd", pytest.param("not-there-yet", marks=pytest.mark.long)])
 def test_dry_run_writes_no_file(first: dict[str, Any], project: Path, tmp_path: Path, workdir: str) -> None:
     folders = {name: tmp_path / name.lower() for name in ("TUNELINE_CACHE", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR")}
     for folder in folders.values():

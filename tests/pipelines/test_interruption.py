@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM, SIGKILL and `tuneline cancel` on a whole run: no process is left, and the run can be resumed.
 
-Stress tier: runs of the whole pipeline. The long tier interrupts a run of the Python API (tests/tuneline/test_interruption.py) and trainings.
+Long tier: a run is interrupted and finished; a server forks its steps. Stress tier: runs in processes as users start them are killed, and
+interrupted while Triton starts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from components.common.artifacts import artifact_folder
 from components.common.reporting import mlflow_tracking
 from components.common.workspace.artifact_store import Workdir
 from pipelines.runs import run_folder
+from tests import preloaded_server
 from tests.pipelines.command import answer
 from tests.pipelines.processes import (
     events,
@@ -38,14 +40,13 @@ pytestmark = [
     pytest.mark.mlflow,
     pytest.mark.triton,
 ]
-WORKDIR = "stopped"
 
 
-def start_until(project: Path, condition: Callable[[dict[str, Any]], bool]) -> subprocess.Popen[str]:
+def start_until(workdir: Path, condition: Callable[[dict[str, Any]], bool], **extra: str) -> subprocess.Popen[str]:
     """Start the run again and wait until one of its new events satisfies `condition`."""
-    before = len(events(project / WORKDIR))
-    child = start(project, WORKDIR)
-    wait_for(child, project / WORKDIR, condition, before)
+    before = len(events(workdir))
+    child = start(workdir.parent, workdir.name, **extra)
+    wait_for(child, workdir, condition, before)
     return child
 
 
@@ -62,16 +63,16 @@ def is_triton_startup(event: dict[str, Any]) -> bool:
     )
 
 
-def check_interruption(child: subprocess.Popen[str], project: Path, timeout: float) -> dict[str, str]:
+def check_interruption(child: subprocess.Popen[str], workdir: Path, timeout: float) -> dict[str, str]:
     """Check that a run exits with 75, leaving no process and no lock; return its error object."""
     output = child.communicate(timeout=timeout)[0]
-    assert left_of(project / WORKDIR) == []
-    assert child.returncode == 75, output + (project / f"{WORKDIR}.stderr").read_text()
+    assert left_of(workdir) == []
+    assert child.returncode == 75, output + workdir.with_name(f"{workdir.name}.stderr").read_text()
     error: dict[str, str] = json.loads(output)["error"]
     assert error["kind"] == "interrupted"
     assert error["hint"].startswith("Run the same command again to resume")
-    assert not (project / WORKDIR / "lock.json").exists()
-    newest = run_folder.find_run(Workdir(project / WORKDIR), "latest")
+    assert not (workdir / "lock.json").exists()
+    newest = run_folder.find_run(Workdir(workdir), "latest")
     assert newest.state == "interrupted"
     assert newest.read()["error"] == error
     return error
@@ -81,47 +82,56 @@ def read_digests(result: dict[str, Any]) -> dict[str, str]:
     return {kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items()}
 
 
-@pytest.mark.stress
-def test_interrupted_and_killed_run_resumes_with_equal_digests(first_digests: dict[str, str], project: Path) -> None:
-    child = start_until(project, is_training_metric)
+@pytest.mark.long
+def test_interrupted_run_resumes_with_equal_digests(first_digests: dict[str, str], project: Path) -> None:
+    workdir = project / "stopped"
+    child = start_until(workdir, is_training_metric, **preloaded_server.get_variables("PRELOADED_STEPS"))
     signal_group(child, signal.SIGINT)
-    error = check_interruption(child, project, timeout=120)
+    error = check_interruption(child, workdir, timeout=120)
     assert error["stage"] == "fine_tuning"
     assert error["message"].startswith("training was interrupted after step ")
+    check_finished_run(workdir, first_digests)
 
-    child = start_until(project, is_training_metric)
+
+@pytest.mark.stress
+def test_interrupted_and_killed_run_resumes_with_equal_digests(first_digests: dict[str, str], project: Path) -> None:
+    workdir = project / "killed"
+    child = start_until(workdir, is_training_metric)
+    signal_group(child, signal.SIGINT)
+    assert check_interruption(child, workdir, timeout=120)["stage"] == "fine_tuning"
+
+    child = start_until(workdir, is_training_metric)
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
-    wait_until_alone(project / WORKDIR)
-    check_finished_run(project, first_digests)
+    wait_until_alone(workdir)
+    check_finished_run(workdir, first_digests)
 
 
 @pytest.mark.stress
 def test_run_cancelled_and_interrupted_while_triton_starts_is_finished(
     first_digests: dict[str, str], project: Path
 ) -> None:
-    child = start_until(project, is_triton_startup)
-    cancelled = answer("cancel", "latest", "--workdir", WORKDIR, cwd=project)
+    workdir = project / "cancelled"
+    child = start_until(workdir, is_triton_startup)
+    cancelled = answer("cancel", "latest", "--workdir", workdir, cwd=project)
     assert (cancelled["state"], cancelled["stage"]) == ("interrupted", "triton_packaging")
-    assert check_interruption(child, project, timeout=120)["stage"] == "triton_packaging"
+    assert check_interruption(child, workdir, timeout=120)["stage"] == "triton_packaging"
 
-    child = start_until(project, is_triton_startup)
-    signal_until_stopping(
-        run_folder.find_run(Workdir(project / WORKDIR), "latest"), lambda: child.send_signal(signal.SIGINT)
-    )
+    child = start_until(workdir, is_triton_startup)
+    signal_until_stopping(run_folder.find_run(Workdir(workdir), "latest"), lambda: child.send_signal(signal.SIGINT))
     signal_group(child, signal.SIGINT)
-    error = check_interruption(child, project, timeout=120)
+    error = check_interruption(child, workdir, timeout=120)
     # Triton may exit before the second Ctrl-C; test_runs.py has a step that never ends by itself.
     assert error["message"] in ("the run was killed before it saved its last steps", "interrupted")
-    check_finished_run(project, first_digests)
+    check_finished_run(workdir, first_digests)
 
 
-def check_finished_run(project: Path, first_digests: dict[str, str]) -> None:
-    result = run(project, WORKDIR)
+def check_finished_run(workdir: Path, first_digests: dict[str, str]) -> None:
+    result = run(workdir.parent, workdir.name)
     assert read_digests(result) == first_digests
-    assert [mlflow_run.data.tags.get("tuneline.stage") for mlflow_run in find_open_mlflow_runs(project / WORKDIR)] == []
-    assert not list((project / WORKDIR / "store" / "unfinished").iterdir())
-    check_logs(project)
+    assert [mlflow_run.data.tags.get("tuneline.stage") for mlflow_run in find_open_mlflow_runs(workdir)] == []
+    assert not list((workdir / "store" / "unfinished").iterdir())
+    check_logs(workdir)
 
 
 def find_open_mlflow_runs(workdir: Path) -> list[Any]:
@@ -130,12 +140,12 @@ def find_open_mlflow_runs(workdir: Path) -> list[Any]:
     return list(client.search_runs(experiment_ids, "attributes.status = 'RUNNING'"))
 
 
-def check_logs(project: Path) -> None:
+def check_logs(workdir: Path) -> None:
     """A stage log has the lines of the stage and its engines; a cached stage has no log."""
-    logs = {log["stage"]: log for log in answer("logs", "latest", "--workdir", WORKDIR, cwd=project)["logs"]}
+    logs = {log["stage"]: log for log in answer("logs", "latest", "--workdir", workdir, cwd=workdir.parent)["logs"]}
     triton = "\n".join(logs["triton_packaging"]["lines"])
     assert "loading the package in Triton" in triton
     assert "server.cc" in triton
     assert (logs["data_curation"]["path"], logs["data_curation"]["lines"]) == (None, [])
-    run_lines = answer("logs", "latest", "run", "--workdir", WORKDIR, cwd=project)["logs"][0]["lines"]
+    run_lines = answer("logs", "latest", "run", "--workdir", workdir, cwd=workdir.parent)["logs"][0]["lines"]
     assert any("Executing task" in line for line in run_lines)

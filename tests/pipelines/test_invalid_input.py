@@ -79,6 +79,11 @@ ERRORS = {
         "Close every bracket and quote, or quote a string with special characters: --set 'section.key=\"a: b\"'.",
         "usage",
     ),
+    "set an item of no list": ExpectedError(
+        "evaluation.tasks.0.kind: the configuration does not set the list evaluation.tasks",
+        "Set the whole list, for example evaluation.tasks=[one, two].",
+        "usage",
+    ),
     "no configuration file": ExpectedError(
         "{file} does not exist", "Check the path; `tuneline init` writes a commented customization.yaml."
     ),
@@ -408,6 +413,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("unknown choice", "fine_tuning.schedule=magic"),
         ("set without =", "fine_tuning.max_steps"),
         ("set with invalid YAML", "data_curation.sources=[a"),
+        ("set an item of no list", "evaluation.tasks.0.kind=held_out"),
     ],
 )
 def test_invalid_override_is_reported_before_any_work(tmp_path: Path, case: str, override: str) -> None:

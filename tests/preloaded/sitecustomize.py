@@ -48,9 +48,8 @@ def run_on_server(address: str, program: list[str]) -> None:
 
 if server := find_server(sys.orig_argv):
     run_on_server(server, sys.orig_argv[sys.orig_argv.index("-m") + 1 :])
-if patch := os.environ.get(
-    "PRELOADED_PATCH"
-):  # a file that changes a library for a test; a server runs it in its forks
+# A file that changes a library for a test; a server runs it in its forks.
+if patch := os.environ.get("PRELOADED_PATCH"):
     import runpy
 
     runpy.run_path(patch)

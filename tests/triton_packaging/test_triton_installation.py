@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import pytest
 
 from components.common.runtime.errors import EngineMissingError
 from components.triton_packaging import serving_env, triton_installation, triton_server
+from tests.pipelines.command import ROOT
 
 
 def test_old_glibc_error_names_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +66,37 @@ def test_incomplete_serving_environment_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TUNELINE_SERVING_ENV", str(tmp_path))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python3").touch()
-    assert "incomplete" in (serving_env.missing_reason() or "")
+    assert serving_env.missing_reason() == f"the serving environment in {tmp_path} contains no numpy below 2"
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    ("content", "mode", "defect"),
+    [
+        ("#!/bin/sh\necho broken >&2; exit 1\n", 0o755, "broken"),
+        ("#!/bin/sh\n", 0o644, "its interpreter does not start: Permission denied"),
+        ("no program", 0o755, "its interpreter does not start: Exec format error"),
+    ],
+)
+def test_serving_environment_with_a_defect_makes_packages_unproven(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, mode: int, defect: str
+) -> None:
+    """Its files exist, for example after an upgrade of Python. The doctor and the start of a run show the reason."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (tmp_path / "lib" / version / "site-packages" / "numpy-1.26.4.dist-info").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text(content)
+    (tmp_path / "bin" / "python3").chmod(mode)
+    monkeypatch.setenv("TUNELINE_SERVING_ENV", str(tmp_path))
+    reason = f"the serving environment in {tmp_path} does not work: {defect}"
+    assert triton_installation.unprovable_reason("python") == reason
+    assert triton_installation.installation_hint() == serving_env.CREATE_HINT
+
+
+def test_images_create_the_serving_environment_by_its_function() -> None:
+    calls = re.findall(r"serving_env\.(\w+)\(", (ROOT / "images" / "install.sh").read_text(encoding="utf-8"))
+    assert calls
+    assert all(hasattr(serving_env, name) for name in calls)
 
 
 @pytest.mark.triton

@@ -205,7 +205,7 @@ def plot_stacked_bars(
         axes.barh(list(bars), lengths, left=list(starts.values()), height=0.6, color=f"C{number}", label=part)
         starts = {name: starts[name] + length for name, length in zip(bars, lengths, strict=True)}
     for name, total in starts.items():
-        axes.annotate(f"{total:,.3g}", (total, name), xytext=(4, 0), textcoords="offset points", va="center")
+        axes.annotate(format_number(total, 3), (total, name), xytext=(4, 0), textcoords="offset points", va="center")
     for name, limit in (limits or {}).items():
         axes.axvline(limit, color="#444", linewidth=1.2, linestyle="--", label=name)
     axes.invert_yaxis()

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -217,9 +217,12 @@ def handle_stop_signals(stop_requested: threading.Event, announcement: str = "")
     def request_stop(number: int, _: object) -> None:
         if stop_requested.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if announcement and not stop_requested.is_set():
-            os.write(2, f"{announcement}\n".encode())  # a handler may interrupt a write to sys.stderr
+        is_first = not stop_requested.is_set()
         stop_requested.set()
+        if announcement and is_first:
+            again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+            with suppress(OSError):  # nobody reads, or the disk is full
+                os.write(2, f"{announcement}{again}\n".encode())  # a handler may interrupt a write to sys.stderr
 
     previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -158,9 +158,9 @@ def _format_metrics(values: Mapping[str, float], step: int) -> str:
     return f"step {step}: " + ", ".join(f"{name} {format_number(value)}" for name, value in values.items())
 
 
-def format_number(value: float) -> str:
-    """Return a number with four significant digits; from 1,000 on without decimals, such as 755,104."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+def format_number(value: float, digits: int = 4) -> str:
+    """Return a number with significant digits; from 1,000 on without decimals, such as 755,104."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
 def format_progress(done: int, total: int | None, unit: str, seconds: float, before: int = 0) -> str:
@@ -175,7 +175,7 @@ def format_progress(done: int, total: int | None, unit: str, seconds: float, bef
     rate = (done - before) / seconds if seconds > 0 else 0.0
     text = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"
     if rate > 0:
-        text += f", {rate:.3g}/s"
+        text += f", {format_number(rate, 3)}/s"
         if total:
             text += f", {max(total - done, 0) / rate:.0f} s left"
     return text
@@ -231,7 +231,7 @@ class ProgressBarReporter:
         elapsed = time.monotonic() - self._began
         self._resumed_at = done if self._resumed_at is None else self._resumed_at
         is_counted = done > self._resumed_at and unit != "seconds"
-        rate = f"{(done - self._resumed_at) / elapsed:.3g} {unit}/s" if is_counted else ""
+        rate = f"{format_number((done - self._resumed_at) / elapsed, 3)} {unit}/s" if is_counted else ""
         count = f"{done:,}/{total:,}" if total else f"{done:,}"
         self._progress.update(self._task, completed=done, total=total, count=count, rate=rate)
 

@@ -29,21 +29,29 @@ def describe_validation_error(
     """
     problems = []
     for problem in error.errors():
-        location = problem["loc"]
+        location, value = locate_problem(problem), problem["input"]
+        if problem["type"] == "union_tag_invalid":
+            value = problem["ctx"]["tag"]
         field = ".".join(map(str, location))
         if problem["type"] == "extra_forbidden":
             problems.append(f"{field}: unknown key{_suggest_key(location, model)}")
         elif not location:  # a check of several keys, whose message contains their values
             problems.append(_describe_expected(problem))
-        elif location[0] in hidden or isinstance(problem["input"], dict):  # a mapping may contain a secret
+        elif location[0] in hidden or isinstance(value, dict):  # a mapping may contain a secret
             problems.append(f"{field}: {_describe_expected(problem)}")
         else:
-            value = problem["input"]
             text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
             text = mask_credentials(text)
             found = text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + " …"
             problems.append(f"{field}: found {found}; {_describe_expected(problem)}")
     return f"{source}: " + "; ".join(problems)
+
+
+def locate_problem(problem: ErrorDetails) -> tuple[int | str, ...]:
+    """Return the keys and indexes that lead to an invalid value, with the key whose value chooses the model of a mapping."""
+    if problem["type"] == "union_tag_invalid":
+        return *problem["loc"], problem["ctx"]["discriminator"].strip("'")
+    return problem["loc"]
 
 
 # Keys of transformers, TRL, LLaMA-Factory and Axolotl, and the key that is set here instead.
@@ -82,7 +90,7 @@ EXPECTED_VALUES = {
     "float_parsing": "a number",
     "finite_number": "a finite number",
     "literal_error": "{expected}",
-    "union_tag_invalid": "{discriminator} to be one of {expected_tags}; found '{tag}'",
+    "union_tag_invalid": "{expected_tags}",
     "union_tag_not_found": "a mapping with the key {discriminator}",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
@@ -90,6 +98,7 @@ EXPECTED_VALUES = {
     "dict_type": "a mapping, for example {{key: value}}",
     "list_type": "a list, for example [one, two]",
     "too_short": "a list with {min_length} or more entries",
+    "model_attributes_type": "a mapping, for example {{key: value}}",
     "model_type": "a mapping of keys, for example section.key=value",
     "greater_than": "more than {gt}",
     "greater_than_equal": "{ge} or more",

@@ -106,7 +106,10 @@ def test_unknown_paths_and_methods_are_errors_in_the_same_form(
     gateway: GatewayProcess, method: str, path: str, status: int
 ) -> None:
     got, _, body = gateway.send(method, path)
-    assert (got, "message" in json.loads(body)["error"]) == (status, True)
+    message = json.loads(body)["error"]["message"]
+    assert (got, bool(message)) == (status, True)
+    if path == "/unknown":
+        assert message == "GET /unknown: not found; GET /v1/models lists the models, and /chat is the chat page"
 
 
 def test_errors_of_the_inside_stay_inside(gateway: GatewayProcess) -> None:

@@ -383,7 +383,7 @@ def test_passages_are_filtered_and_counted(folder: Path, tmp_path: Path) -> None
     (folder / "docs" / "empty.pdf").write_bytes(build_pdf([""]))
     reporter = NoteRecorder()
     found = read_passages(config, Workdir(tmp_path / "work"), reporter)
-    assert reporter.notes == ["3 of 8 files have no passage: broken.pdf, empty.pdf, title.md"]
+    assert reporter.notes == ["3 of 8 files contribute no passage: broken.pdf, empty.pdf, title.md"]
     assert found.rejected == {"exact_duplicate": 2, "short_passage": 1}
     assert [one.file for one in found.unreadable] == ["broken.pdf"]
     assert found.documents == 4
