@@ -22,7 +22,7 @@ process, with the same requests, float32 weights, torch and threads. Times inclu
 lm-eval uses the fastest of several batch sizes, tried on its first rows.
 """
 
-OPTIONS = """Each option is one token: "no" or "yes" in boolq, otherwise the letter of an option that the question lists, as in lm-eval's MMLU. `mmlu_anatomy` has
+OPTIONS = """Each option is one token: "no" or "yes" in boolq, otherwise the letter of a choice that the question lists, as in lm-eval's MMLU. `mmlu_anatomy` has
 lm-eval's description before each question. The five examples of `_5shot` tasks are the last rows of a file, or MMLU's development rows.
 
 Both systems process a question once for all its options. Without examples, they therefore process the same tokens; tuneline computes

@@ -130,7 +130,7 @@ reached {speeds} with these few short requests, which is not a benchmark.
 |---|---|---|---|
 {rows}
 
-vLLM's CPU build has a defect: in a mixed batch, it processes requests without an adapter with the adapter in the last slot. On a CPU,
+vLLM's CPU build has a defect: in a mixed batch, it applies the adapter in the last slot to requests without an adapter. On a CPU,
 tuneline's backend therefore starts the engine with one additional, empty slot. Triton's own backend uses `max_loras` of model.json unchanged.
 
 Not tested: GPUs, bfloat16, and Triton's own vLLM backend. According to Triton's documentation, tuneline's backend reads the same files and

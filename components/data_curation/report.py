@@ -198,10 +198,10 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     ]
     basis = f"a sample of {tokens.sampled:,} of" if tokens.is_estimated else "all"
     skipped = tokens.sampled - tokens.measured - tokens.refused_by_template
-    without = f", without {skipped:,} answers labelled bad" if skipped else ""
+    without = f", except {skipped:,} answers labelled bad" if skipped else ""
     note = (
-        f"Counted in {basis} {tokens.rows:,} rows{without}, with the chat template and tokenizer of {tokens.model}. "
-        "Packing is best-fit-decreasing and does not split rows."
+        f"Tokens are counted in {basis} {tokens.rows:,} rows{without}, with the chat template and tokenizer of {tokens.model}. "
+        "Packing uses best-fit decreasing and does not split rows."
     )
     return (
         render_tiles({**figures, "longest": tokens.longest})

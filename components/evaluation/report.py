@@ -90,7 +90,9 @@ def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
                 result.unjudged_slices if rule.slices else None,
             ]
         )
-    note = "Detectable: the smallest gain, share of harmed items, or loss in a slice that these items can show."
+    note = (
+        "Detectable: the smallest gain, share of harmed items or loss per slice that this number of items can detect."
+    )
     return html_report.render_table(head, rows) + html_report.render_paragraph(note)
 
 

@@ -213,7 +213,7 @@ def check_memory(recipe: Recipe, longest_example: int, shape: ModelShape, device
     elif sum(estimate(fewest, fitting).values()) <= limit:
         hint = f"Set fine_tuning.micro_batch_size to {fewest} and fine_tuning.max_length to {fitting}."
     else:
-        hint = "Use a smaller model, a smaller adaptation such as lora, or a machine with more memory."
+        hint = "Use a smaller model, an adaptation that needs less memory such as lora, or a machine with more memory."
     arithmetic = " + ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items())
     raise ConfigurationError(
         f"training does not fit into memory: {rows} rows of {longest:,} tokens require about "

@@ -64,7 +64,7 @@ def verify_package(repository: Path) -> Artifact:
     for path in sorted(p for p in present if not p.is_dir()):
         if path.relative_to(repository).as_posix() not in known:
             raise ArtifactDamagedError(
-                f"{path.relative_to(repository)} was added to the repository in {repository}",
+                f"{repository} contains {path.relative_to(repository)}, which is not part of the package",
                 hint="Remove the file, or package the model again.",
             )
     for reference in package_contents.read_references(read_config(repository / list_model_names(artifact)[0])):

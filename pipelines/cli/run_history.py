@@ -121,7 +121,7 @@ def cancel(name: RunArgument, workdir: WorkdirOption = DEFAULT_WORKDIR_PATH, as_
     with open_reporter(run.name, as_json) as reporter:
         before = run_status.summarize_run(run)
         if before["state"] == "running":
-            reporter.step(f"stopping during {before['progress']}; waiting for the run to save its work")
+            reporter.step(f"stopping {run.name} ({before['progress']}); waiting for the run to save its work")
         run_folder.cancel_run(run, on_wait=lambda seconds: reporter.progress(int(seconds), None, "seconds"))
     now = run_status.summarize_run(run)
     lines = (

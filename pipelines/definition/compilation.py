@@ -48,7 +48,8 @@ def write_pipeline(
     """
     if output.suffix not in (".yaml", ".yml"):
         raise UsageError(
-            f"{output} does not end in .yaml or .yml", hint="Choose a name that Kubeflow accepts: -o pipeline.yaml."
+            f"{output} does not end in .yaml or .yml",
+            hint="Choose a name that Kubeflow accepts, for example -o pipeline.yaml.",
         )
     output_paths.check_file(output, inputs=inputs)
     existing = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""

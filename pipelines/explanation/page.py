@@ -16,8 +16,8 @@ WORDS_SHOW = (
     "Orange: the answer is more likely without it."
 )
 WORDS_LIMITS = (
-    "Not shown: redundant {unit}s (each alone scores low), {unit}s that act only together, and the effect of "
-    "the system prompt and the template. Without a {unit}, the prompt may be ungrammatical; the model has rarely seen such prompts."
+    "Limits: redundant {unit}s each score low. The scores do not show {unit}s that act only together, or the effect of the "
+    "system prompt and the template. Removing a {unit} may make the prompt ungrammatical; the model has rarely seen such prompts."
 )
 DELETION = (
     "Loss of the answer's log-probability in nats. A good ranking loses much when its top {unit}s are removed, and little "

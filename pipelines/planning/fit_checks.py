@@ -85,7 +85,7 @@ def check_machine_fit(config: Customization, workdir: Workdir) -> list[CheckResu
         needed = demand.host[stage]
         parts = "" if on_gpu or stage != "fine_tuning" else f"; of each process: {_format_parts(demand)}"
         found = f"{_format_gib(needed)} of {_format_gib(total)}{parts}"
-        hint = "Use a machine with more memory, a smaller model, or a smaller adaptation such as lora."
+        hint = "Use a machine with more memory, a smaller model, or an adaptation that needs less memory such as lora."
         needs_change = needed > resource_formulas.MAX_MEMORY_FRACTION * total
         is_certain = needed > MAX_ESTIMATE_RATIO * total
         results.append(check_result(f"memory for {stage}", not needs_change, found, hint, needed=is_certain))

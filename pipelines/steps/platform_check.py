@@ -131,7 +131,7 @@ def _check_pod(expected: Mapping[str, Any], workdir: Workdir, reporter: Reporter
         with _check(
             results,
             f"store {store}",
-            "Correct `store` in platform.yaml, or the secrets with the credentials of the store.",
+            "Correct `store` in platform.yaml, or the secrets with its credentials.",
         ) as result:
             # The content is constant, because two runs may write the note at the same time.
             artifact_store.write_note(workdir.store, NOTE_KEY, STEP_NAME)

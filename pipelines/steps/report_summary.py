@@ -69,7 +69,7 @@ def _list_unmeasured(record: Record) -> list[str]:
     if record["package"] is None:
         missing.append("serving, because only accepted candidates are packaged")
     elif record["package"]["proof"] is None:
-        missing.append("serving, because the package was not tested in a Triton server")
+        missing.append("serving, because the package was not tested on a Triton server")
     return missing
 
 
@@ -96,7 +96,7 @@ def list_warnings(record: Record) -> list[str]:
     if rows["without_answer"]:
         warnings.append(f"{rows['without_answer']:,} rows were skipped because no answer fits in the maximum length.")
     if unreadable := data["rows"]["quarantined"]:
-        warnings.append(f"{unreadable:,} records of the sources are unreadable; quarantine.jsonl lists them.")
+        warnings.append(f"{unreadable:,} source records could not be read; quarantine.jsonl lists them.")
     unsearchable = [name for name, counts in data["evaluation_sets"].items() if counts["unsearchable"]]
     if unsearchable:
         warnings.append(f"Decontamination cannot search the training data for some items of {', '.join(unsearchable)}.")

@@ -93,7 +93,7 @@ def page_text():
         "credit card 1 1 row rejected",
         "train 830 92.2%",
         "truncated rows 50.0%",
-        "Counted in a sample of 4 of 900 rows, with the chat template and tokenizer of my-llama",
+        "Tokens are counted in a sample of 4 of 900 rows, with the chat template and tokenizer of my-llama",
         "Orange: longer than the training length of 256, and truncated.",
         "257–512",
         "undetermined",
@@ -146,7 +146,7 @@ def test_page_states_that_no_row_is_truncated():
     statistics.tokens = compute_statistics([3, 9, 100], 300, model="m", rows=3, sampled=3)
     page = extract_words(report.render(SUMMARY, SOURCES, statistics))
     assert "No row is longer than the training length of 300." in page
-    assert "Counted in all 3 rows" in page
+    assert "Tokens are counted in all 3 rows" in page
 
 
 def test_page_shows_how_similar_the_dropped_rows_were():

@@ -338,7 +338,7 @@ def test_wet_file_with_changed_line_endings_is_read(read_source):
 
 def test_wat_file_is_reported_by_content_and_refused_by_name(read_source, tmp_path):
     data = WARCINFO + build_record("metadata", "application/json", b'{"Envelope": {}}') * 3
-    reason = "the file is a WAT file, which contains metadata of a crawl and no text; it is skipped"
+    reason = "the file is a WAT file, which contains crawl metadata but no text; it is skipped"
     assert read_source("crawl.warc.gz", gzip.compress(data)) == [UnreadableRecord("crawl.warc.gz", 2, reason)]
     (tmp_path / "crawl.warc.wat.gz").write_bytes(gzip.compress(data))
     with pytest.raises(ConfigurationError) as error:
@@ -370,7 +370,7 @@ def test_truncated_gzip_archive_gives_complete_records_and_the_position(read_sou
 def test_invalid_archive_is_one_unreadable_record(read_source):
     (unreadable,) = read_source("crawl.warc", b"<html><body>not an archive</body></html>" * 1000)
     assert unreadable.line == 1
-    assert unreadable.reason.startswith("expected the beginning of a record, found a text of 40000 characters")
+    assert unreadable.reason.startswith("expected the beginning of a record, found [40,000 characters]")
     assert read_source("crawl.warc", b"") == []
 
 

@@ -252,7 +252,7 @@ def test_compiling_without_a_platform_warns_about_the_volume(tmp_path: Path) -> 
 def test_output_without_yaml_suffix_is_refused(tmp_path: Path) -> None:
     error = refusal(2, "compile", "-o", "pipeline.json", cwd=tmp_path)
     assert (error["kind"], error["message"]) == ("usage", "pipeline.json does not end in .yaml or .yml")
-    assert error["hint"] == "Choose a name that Kubeflow accepts: -o pipeline.yaml."
+    assert error["hint"] == "Choose a name that Kubeflow accepts, for example -o pipeline.yaml."
 
 
 def get_write_error(output: Path, *inputs: Path) -> tuple[str, str]:

@@ -74,7 +74,7 @@ def test_warnings_state_what_limits_the_result() -> None:
         "The validation loss rose from 3 to 4 during training.",
         "7 training rows were truncated to the maximum length.",
         "2 rows were skipped because no answer fits in the maximum length.",
-        "3 records of the sources are unreadable; quarantine.jsonl lists them.",
+        "3 source records could not be read; quarantine.jsonl lists them.",
         "Decontamination cannot search the training data for some items of arc.jsonl.",
     ]
 

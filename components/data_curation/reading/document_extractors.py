@@ -141,7 +141,7 @@ def extract_spreadsheet(path: Path, settings: ExtractionSettings) -> Iterator[Pa
 def _find_sheet(names: Sequence[str], sheet: str) -> str:
     """Return the name of the sheet with this name or number from 1; "" for the first sheet."""
     if not names:
-        raise UnreadableDocumentError("the file has no sheet")
+        raise UnreadableDocumentError("the file contains no sheets")
     if sheet in names:
         return sheet
     number = int(sheet) if sheet.isascii() and sheet.isdigit() else 0 if sheet else 1

@@ -178,5 +178,5 @@ def quote_name(text: str) -> str:
     characters are replaced by spaces for the same reason.
     """
     if len(text) > MAX_QUOTED_CHARACTERS:
-        return f"a text of {len(text)} characters"
+        return f"[{len(text):,} characters]"
     return "'" + " ".join("".join(character if character.isprintable() else " " for character in text).split()) + "'"

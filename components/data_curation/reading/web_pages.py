@@ -37,7 +37,7 @@ MAX_HEADER_BYTES = 64 * 1024  # a record with longer headers is damaged
 SKIP_BYTES = 64 * 1024  # per read while skipping
 MAX_PAGE_BYTES = 50_000_000  # of a decompressed page; protects against decompression bombs
 HTML_TYPES = ("text/html", "application/xhtml+xml")
-WAT_MESSAGE = "a WAT file, which contains metadata of a crawl and no text; it is skipped"
+WAT_MESSAGE = "a WAT file, which contains crawl metadata but no text; it is skipped"
 SAMPLE_CHARACTERS = 4096  # examined for binary data, as in text files
 CONTROL_CHARACTERS = dict.fromkeys(character for character in range(32) if character not in b"\t\n\v\f\r\x1b")
 # Removed first: trafilatura would return them if it finds no other text.

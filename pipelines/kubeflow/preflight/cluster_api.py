@@ -109,7 +109,8 @@ class ClusterApi:
                 case 401:
                     message = f"{self.address} does not accept the credentials: {message}"
                     raise AccessError(
-                        message, hint="Renew your login, so that `kubectl version` works on this machine."
+                        message,
+                        hint="Log in to the cluster again, and check that `kubectl version` works on this machine.",
                     ) from None
                 case 403:
                     raise ForbiddenError(message) from None

@@ -66,14 +66,12 @@ def _check_queue(context: CheckContext, version: str, name: str, demands: list[P
         for resource, amount in demand.amounts.items():
             maximum, key = _compute_maximum(cluster_queue, resource), demand.format_key(resource)
             if maximum is None:
-                found = f"ClusterQueue {cluster_name} has no quota of {resource}, which {demand.title} request"
+                found = f"ClusterQueue {cluster_name} has no quota for {resource}, requested by {demand.title}"
                 hint = f"Add {resource} to the ClusterQueue's resourceGroups, or remove {key} from platform.yaml."
                 return check_result(title, False, found, hint)
             if parse_amount(amount) > maximum:  # the pod would wait indefinitely
                 limit = format_amount(resource, maximum)
-                found = (
-                    f"ClusterQueue {cluster_name} admits at most {limit} of {resource}; {demand.title} request {amount}"
-                )
+                found = f"ClusterQueue {cluster_name} admits at most {limit} of {resource}; {amount} requested by {demand.title}"
                 hint = f"Lower {key} in platform.yaml, or raise the quota."
                 return check_result(title, False, found, hint)
     return check_result(title, True, f"active, with the ClusterQueue {cluster_name}", "")

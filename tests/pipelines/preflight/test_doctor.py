@@ -381,7 +381,7 @@ FAULTS: dict[str, FaultCase] = {
             ]
         ),
         "queue team-a",
-        "has no quota of nvidia.com/gpu",
+        "has no quota for nvidia.com/gpu",
         "to the ClusterQueue's resourceGroups",
     ),
     "cluster queue quota too small": FaultCase(
@@ -401,7 +401,7 @@ FAULTS: dict[str, FaultCase] = {
             ]
         ),
         "queue team-a",
-        "admits at most 4 of nvidia.com/gpu; fine_tuning request 8",
+        "admits at most 4 of nvidia.com/gpu; 8 requested by fine_tuning",
         "Lower resources.fine_tuning.accelerators",
     ),
     "priority class missing": FaultCase(
@@ -460,7 +460,7 @@ FAULTS: dict[str, FaultCase] = {
             value=[{"type": "Container", "max": {"memory": "256Gi"}}],
         ),
         "limit ranges",
-        "allows a container at most 256Gi of memory, and fine_tuning request 512Gi",
+        "allows a container at most 256Gi of memory, and 512Gi is requested by fine_tuning",
         "Lower resources.fine_tuning.memory in platform.yaml to 256Gi",
     ),
     "resource quota exceeded": FaultCase(
@@ -978,7 +978,7 @@ def test_silent_kubeflow_is_reported_and_stdout_still_works(
 def test_expired_token_is_reported(cluster: SimulatedCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = check_connection(monkeypatch, kubeconfig(folder / "old", cluster.kubernetes.url, token="yesterday"))
     assert finding["found"] == f"{cluster.kubernetes.url} does not accept the credentials: Unauthorized"
-    assert "Renew your login" in finding["hint"]
+    assert "Log in to the cluster again" in finding["hint"]
 
 
 def test_missing_kubeconfig_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
