@@ -93,7 +93,12 @@ def test_presets_set_the_size_that_a_recipe_leaves_open() -> None:
         ({"micro_batch_size": 1}, 262_144, 80 * GB, "Set fine_tuning.micro_batch_size to 1 and fine_tuning.max_length"),
         ({"micro_batch_size": 1, "activation_checkpointing": "off"}, 65_536, 80 * GB, "Set fine_tuning.activation_ch"),
         (SHARDED, 131_072, 80 * GB, "Set fine_tuning.micro_batch_size to 1"),
-        ({"micro_batch_size": 1, "adaptation": "full"}, 512, 40 * GB, "Use a smaller model, an adaptation that needs less memory"),
+        (
+            {"micro_batch_size": 1, "adaptation": "full"},
+            512,
+            40 * GB,
+            "Use a smaller model, an adaptation that needs less memory",
+        ),
     ],
 )
 def test_rows_that_cannot_fit_into_memory_are_refused_with_the_arithmetic(

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -76,8 +76,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("wheel")
     archive = build(ROOT, "sdist", folder)
-    with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
+    shutil.unpack_archive(archive, folder)
     wheel = build(folder / archive.name.removesuffix(".tar.gz"), "wheel", folder)
     assert list_package_files(wheel) == list_source_files()
     home = folder / "environment"
