@@ -33,7 +33,7 @@ flywheel: $(VENV)/.ready ## Serve the demo model to simulated users, detect drif
 WORKERS := $(shell cores=$$(nproc 2> /dev/null || echo 2); [ $$cores -lt 3 ] && echo $$((cores + 1)) || echo 4)
 # Hundreds of child processes import tuneline; without its bytecode, each of them compiles it again.
 PYTEST := PYTHONDONTWRITEBYTECODE= TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: lint ## Run ruff, mypy, the import contracts and the fast tests with one complete pipeline (25 minutes)
+test: lint ## Run ruff, mypy, the import contracts and the fast tests with one complete pipeline (21 minutes)
 	@$(PYTEST) --ignore tests/engines $(ARGS)
 
 $(VENV)/.engines: $(VENV)/.ready
@@ -53,7 +53,7 @@ test-nfs: $(VENV)/.ready ## Run the tests on NFS between three machines (root; N
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
 # Tests against engines mostly wait while other tests compute, so run more workers than cores.
-test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full disks, stopped servers, documented commands, real engines (75 minutes)
+test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full disks, stopped servers, documented commands, real engines (60 minutes)
 	@$(PYTEST) -n 4 -m "not stress and not gpu" $(ARGS)
 
 quality: $(VENV)/.ready ## Print the code metrics with their targets
@@ -61,7 +61,7 @@ quality: $(VENV)/.ready ## Print the code metrics with their targets
 
 # The files of the targets below; `stress` runs the other tests of its tier.
 STRESS_ELSEWHERE := stress/test_training_kills.py $(patsubst %,fine_tuning/test_%.py,distributed resume sweep trainjob) pipelines/test_deployment.py pipelines/synthesis examples $(patsubst %,engines/test_%.py,ray_launcher slurm training_pods zero3)
-stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a workdir and a server; resume a run and the demo after their budgets stopped them; test compiled stages, long pages and the examples (2 hours)
+stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a workdir and a server; resume a run and the demo after their budgets stopped them; test compiled stages, long pages and the examples (3 hours)
 	@$(BIN)/python -m pytest -s -m "stress and not nfs and not cluster" tests $(addprefix --ignore=tests/,$(STRESS_ELSEWHERE)) $(ARGS)
 
 stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep; train the embedded model in a batch job (35 minutes)
