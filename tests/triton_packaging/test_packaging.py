@@ -202,7 +202,7 @@ def test_added_version_is_rejected_by_name_before_serving(
     artifact = pack(base_model, tmp_path / "out", unproven_config)
     (artifact.path / "tuneline" / "2").mkdir()
     (artifact.path / "tuneline" / "2" / "model.py").write_text("import os")
-    with pytest.raises(ArtifactDamagedError, match=r"tuneline/2/model\.py was added"):
+    with pytest.raises(ArtifactDamagedError, match=r"contains tuneline/2/model\.py, which is not part"):
         package_serving.verify_package(artifact.path)
 
 
