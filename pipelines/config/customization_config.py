@@ -453,7 +453,7 @@ def _set_value(values: Values, keys: Sequence[str], value: object) -> None:
             found = f"a list of length {len(section)}" if isinstance(section, list) else "not a mapping"
             raise UsageError(
                 f"{'.'.join(keys)}: {path} is {found} and has no item {key}",
-                hint=f"The first item of a list is 0. Set the whole value of {path} to change its items or keys.",
+                hint=f"The first item of a list has the index 0. Set the whole value of {path} to change its items or keys.",
             )
         if number == len(keys) - 1:
             section[position] = value
