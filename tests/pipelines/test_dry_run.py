@@ -1,6 +1,6 @@
 """The estimates of a dry run equal the results of the run, and a dry run writes nothing.
 
-Long tier: dry runs in child processes, and of the embedded model.
+Long tier: dry runs in child processes, and of the embedded model. Stress tier: one whose data repository is remote, beside the long one with a state folder.
 """
 
 from __future__ import annotations
