@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from components.common.answer_metrics import numeric_answers, text_similarity
 from components.common.runtime.reporters import SilentReporter
-from components.evaluation.metrics import numeric_answers, text_similarity
 from components.evaluation.task_interface import Scores, TaskContext
 from components.evaluation.tasks import lm_eval_runner, record_files
 from components.evaluation.tasks.last_word import LastWord, LastWordTask

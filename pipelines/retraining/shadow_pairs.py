@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from components.evaluation.metrics import text_similarity
+from components.common.answer_metrics import text_similarity
 from pipelines.capture import row_selection, training_rows
 from pipelines.capture.row_selection import Feedback, RowFilter
 from pipelines.capture.settings import CaptureSettings

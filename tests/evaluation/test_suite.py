@@ -16,6 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from components.common import regression_suite
+from components.common.answer_metrics.repetition import is_repetitive
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.gate_rules import SUITE_PREFIX, compute_excess_p_value
 from components.common.runtime.errors import ConfigurationError
@@ -26,7 +27,7 @@ from components.evaluation.promotion_gate import RuleResult
 from components.evaluation.task_interface import Continuation, Decoding, Item, Likelihood, Scores, TaskContext
 from components.evaluation.task_results import TaskResult
 from components.evaluation.tasks import file_digests, record_files
-from components.evaluation.tasks.answer_checks import AnswerChecksTask, has_other_language, is_repetitive
+from components.evaluation.tasks.answer_checks import AnswerChecksTask, has_other_language
 from components.evaluation.tasks.refusal import is_refusal
 from components.evaluation.tasks.task_registry import build_task
 from pipelines.config.customization_config import check_consistency, load_customization

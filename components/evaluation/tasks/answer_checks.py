@@ -5,7 +5,6 @@ An answer is degenerate if it is empty, repeats itself or is in another language
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -13,6 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from components.common import personal_data
+from components.common.answer_metrics.repetition import is_repetitive
 from components.common.language_identification import HAN_SCRIPT, identify_language
 from components.evaluation.task_interface import Engine, Item, Metric, Scores, TaskContext
 from components.evaluation.tasks.base_task import Task
@@ -23,14 +23,6 @@ CHECKED_KINDS = ("generation", "ifeval", "personal_data", "refusal", "toxicity")
 # in English, it is right with 0.37 and more.
 MIN_ANSWER_CONFIDENCE, MIN_PROMPT_CONFIDENCE = 0.6, 0.3
 HAN_LANGUAGES = ("zh", "ja")
-# Repetition within an answer. Natural English of this length repeats almost no sequence of four words; the limit of
-# 0.3 leaves room for lists. Rae et al. 2021 (arXiv 2112.11446, A1.1) filter web pages by the same kind of measure.
-NGRAM_WORDS = 4
-MIN_NGRAMS = 8
-MAX_REPEATED_SHARE = 0.3
-CHECKED_CHARACTERS = 4000  # bounds the time of the search for loops
-LOOP_PATTERN = re.compile(r"([^\n]{2,60}?\S?)\1{4,}|(\w)\2{19,}")  # five times a text, or twenty times a letter
-MIN_LOOP_CHARACTERS = 20
 
 
 class AnswerChecks(TaskSettings):
@@ -83,17 +75,6 @@ class AnswerChecksTask(Task[AnswerChecks]):
             ],
         }
         return Scores(values, answers=[personal_data.mask(answer) for answer in answers])
-
-
-def is_repetitive(answer: str) -> bool:
-    """Return whether an answer repeats its words or ends in a loop."""
-    text = answer[:CHECKED_CHARACTERS]
-    words = text.lower().split()
-    ngrams = [tuple(words[start : start + NGRAM_WORDS]) for start in range(len(words) - NGRAM_WORDS + 1)]
-    if len(ngrams) >= MIN_NGRAMS and 1 - len(set(ngrams)) / len(ngrams) > MAX_REPEATED_SHARE:
-        return True
-    loops = (match[0] for match in LOOP_PATTERN.finditer(text))
-    return any(len(loop) >= MIN_LOOP_CHARACTERS and any(c.isalnum() for c in loop) for loop in loops)
 
 
 def has_other_language(answer: str, prompt: str) -> bool:

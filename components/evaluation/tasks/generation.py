@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from components.common.answer_metrics import json_answers, numeric_answers, text_similarity
 from components.common.artifacts import hashing
 from components.common.runtime.errors import InputError
-from components.evaluation.metrics import json_answers, numeric_answers, text_similarity
 from components.evaluation.task_interface import Engine, Item, Metric, Sampling, Scores, TaskContext
 from components.evaluation.tasks import item_encoding, record_files
 from components.evaluation.tasks.base_task import AnswerCheckTask

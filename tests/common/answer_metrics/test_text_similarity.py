@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.evaluation.metrics import text_similarity
+from components.common.answer_metrics import text_similarity
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from components.common.answer_metrics import json_answers
 from components.common.runtime.errors import ConfigurationError
-from components.evaluation.metrics import json_answers
 
 PERSON = {
     "type": "object",

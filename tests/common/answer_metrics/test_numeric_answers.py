@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.evaluation.metrics import numeric_answers
+from components.common.answer_metrics import numeric_answers
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Metrics of answers: text similarity, numeric answers and JSON answers."""
