@@ -97,8 +97,31 @@ def count_draws(
     return draws
 
 
-def build_sampler(lengths: Sequence[int], batch: int, *, seed: int, mixture: Mixture | None = None) -> Sampler[int]:
-    """Return a torch sampler over `order_epoch`; the trainer sets the epoch. For the arguments see `order_epoch`."""
+def repeat_batches(rows: Sequence[int], batch: int, *, answers: int, repeats: int) -> list[int]:
+    """Repeat each row of a batch `answers` times, and each batch `repeats` times, as TRL's GRPO trainer expects.
+
+    The last batch is completed with rows from the begin of the epoch.
+    """
+    complete = [rows[i % len(rows)] for i in range(batch * math.ceil(len(rows) / batch))]
+    batches = (complete[i : i + batch] for i in range(0, len(complete), batch))
+    return [row for one in batches for _ in range(repeats) for row in one for _ in range(answers)]
+
+
+def build_sampler(
+    lengths: Sequence[int],
+    batch: int,
+    *,
+    seed: int,
+    mixture: Mixture | None = None,
+    answers: int = 1,
+    repeats: int = 1,
+) -> Sampler[int]:
+    """Return a torch sampler over `order_epoch`; the trainer sets the epoch. For the first arguments see `order_epoch`.
+
+    Args:
+        answers: Answers to each row. More than 1: the batches of `repeat_batches`.
+        repeats: Repetitions of each batch, if there are several answers.
+    """
     from torch.utils.data import Sampler
 
     class LengthGroupedSampler(Sampler[int]):  # type: ignore[misc] # torch is untyped here
@@ -108,9 +131,11 @@ def build_sampler(lengths: Sequence[int], batch: int, *, seed: int, mixture: Mix
             self.epoch = epoch
 
         def __len__(self) -> int:
-            return count_epoch_rows(lengths, mixture)
+            rows = count_epoch_rows(lengths, mixture)
+            return rows if answers == 1 else count_epoch_steps(rows, batch) * batch * answers * repeats
 
         def __iter__(self) -> Iterator[int]:
-            return iter(order_epoch(lengths, batch, seed=seed, epoch=self.epoch, mixture=mixture))
+            rows = order_epoch(lengths, batch, seed=seed, epoch=self.epoch, mixture=mixture)
+            return iter(rows if answers == 1 else repeat_batches(rows, batch, answers=answers, repeats=repeats))
 
     return LengthGroupedSampler()

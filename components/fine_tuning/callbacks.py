@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.cost.budgets import BudgetClock
 from components.common.runtime.reporters import Reporter
-from components.fine_tuning import checkpoints, sample_answers, training_health
+from components.fine_tuning import checkpoints, reward_guards, rewards, sample_answers, training_health
 from components.fine_tuning.config import Recipe
 
 if TYPE_CHECKING:
@@ -34,7 +35,16 @@ METRIC_NAMES = {
     "rewards/accuracies": "preference_accuracy",
     "eval_rewards/margins": "validation_reward_margin",
     "eval_rewards/accuracies": "validation_preference_accuracy",
+    "reward": "reward",
+    "eval_reward": "validation_reward",
+    "kl": "kl",
+    "entropy": "entropy",
+    "completions/mean_length": "answer_tokens",
+    "eval_completions/mean_length": "validation_answer_tokens",
+    "completions/clipped_ratio": "truncated_answers",
+    "frac_reward_zero_std": "equal_reward_groups",
 }
+REWARD_METRIC = re.compile(r"(?P<split>eval_)?rewards/(?P<name>\w+)/mean")  # TRL's name of the mean of one reward
 LogLine = dict[str, Any]
 
 
@@ -73,6 +83,7 @@ class TrainingEvents:
     step_start: float = 0.0
     step_seconds: float = 0.0
     is_stall_reported: bool = False
+    alarm: str | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         trainer = self.trainer
@@ -86,7 +97,7 @@ class TrainingEvents:
 
             log_path = self.folder / LOG_FILENAME
             truncate_log(log_path, state.global_step)
-            if self.config.sample_prompts:
+            if self.config.sample_prompts or self.config.objective_spec.generates:
                 truncate_log(self.folder / sample_answers.SAMPLES_FILENAME, state.global_step)
             # TensorBoard discards points from `purge_step` on; a resumed training logs them again.
             purge_step = state.global_step + 1 if state.global_step else 0
@@ -134,7 +145,7 @@ class TrainingEvents:
     ) -> None:
         if not logs or not {"loss", "eval_loss"} & logs.keys():
             return  # the trainer's final summary
-        values = {METRIC_NAMES[name]: float(value) for name, value in logs.items() if name in METRIC_NAMES}
+        values = rename_metrics(logs)
         if "train_loss" in values:
             # Measured from the end of the previous step.
             now, trainer = time.perf_counter(), self.trainer
@@ -159,6 +170,11 @@ class TrainingEvents:
         losses = _list_losses(state)
         if not self.is_stall_reported and len(losses) == training_health.STALL_CHECK_STEP:
             self.is_stall_reported = self._report_stall(losses)
+        if "train_loss" in values and self.alarm is None and (alarm := find_alarm(state.log_history, self.config)):
+            self.alarm = alarm
+            if self.config.grpo.on_alarm == "stop":
+                control.should_save = control.should_training_stop = True
+            self.reporter.note(f"{'training stops' if control.should_training_stop else 'warning'}: {alarm}")
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.config.sample_prompts and self.trainer.is_world_process_zero():
@@ -192,7 +208,7 @@ class TrainingEvents:
             self._report_stall(_list_losses(state))
 
     def _report_stall(self, losses: Sequence[float]) -> bool:
-        sentence = training_health.describe_stall(losses)
+        sentence = training_health.describe_stall(losses, are_rewards=self.config.objective_spec.generates)
         if sentence:
             self.reporter.note(sentence)
         return bool(sentence)
@@ -223,7 +239,29 @@ def build_callback(
 
 
 def _list_losses(state: TrainerState) -> list[float]:
-    return [entry["loss"] for entry in state.log_history if "loss" in entry]
+    """Return the training losses; of an objective with rewards the negative rewards, because its loss does not fall."""
+    steps = [entry for entry in state.log_history if "loss" in entry]
+    return [-entry["reward"] if "reward" in entry else entry["loss"] for entry in steps]
+
+
+def rename_metrics(logs: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the values that are logged, by their names in METRIC_NAMES; of each reward as reward_NAME."""
+    values = {}
+    for name, value in logs.items():
+        found = REWARD_METRIC.fullmatch(name)
+        reward_name = f"{'validation_' if found['split'] else ''}reward_{found['name']}" if found else ""
+        if value is not None and (renamed := METRIC_NAMES.get(name) or reward_name):
+            values[renamed] = float(value)
+    return values
+
+
+def find_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
+    """Return the alarm of a guard at the end of the trainer's `log_history`; None without rewards or alarm."""
+    if not config.objective_spec.generates:
+        return None
+    steps = [rename_metrics(entry) for entry in history if "loss" in entry]
+    recorded = [reward.name for reward in rewards.build_rewards(config.grpo.rewards) if not reward.weight]
+    return reward_guards.find_alarm(steps, config.grpo.max_kl, recorded)
 
 
 def has_stopped_early(history: Sequence[LogLine], max_validations: int | None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,11 +20,21 @@ from components.fine_tuning.mixing import MixingSettings
 from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 from components.fine_tuning.optimizers import OPTIMIZERS, OptimizerName
 from components.fine_tuning.presets import PRESETS, Preset, PresetName
+from components.fine_tuning.rewards import REWARDS, RewardName
 
 SHARDED_STRATEGIES = ("fsdp2", "zero3")
 MAX_RECIPES = 64
 # A validation loss measured with another value of these keys is not comparable.
-LOSS_DEFINING_KEYS = ("base_model", "initial_adapter", "objective", "max_length", "validation_rows", "preference")
+LOSS_DEFINING_KEYS = (
+    "base_model",
+    "initial_adapter",
+    "objective",
+    "max_length",
+    "validation_rows",
+    "preference",
+    "grpo.rewards",
+    "grpo.max_answer_tokens",
+)
 NON_RECIPE_KEYS = ("card", "sweep")
 
 
@@ -49,7 +60,7 @@ class LoraConfig(Section):
         ge=0,
         lt=1,
         description="Dropout on the input of the update. A higher value reduces overfitting on small datasets. "
-        "0 is used if the update covers the weights of experts (docs/how-to/models.md).",
+        "0 is used by grpo, and if the update covers the weights of experts (docs/how-to/models.md).",
     )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear",
@@ -199,6 +210,77 @@ class PreferenceConfig(Section):
     )
 
 
+class RewardConfig(Section):
+    """An entry of `grpo.rewards`."""
+
+    kind: RewardName = Field(
+        description="What is rewarded, from 0 to 1. " + " ".join(f"{name}: {entry.summary}." for name, entry in REWARDS.items())
+    )
+    weight: float = Field(
+        1.0, ge=0, description="Weight relative to the other rewards. 0: only recorded, to notice rewards that are exploited."
+    )
+    pattern: str | None = Field(None, description="regex: Python regular expression for the whole answer.")
+    json_schema: dict[str, Any] | None = Field(
+        None, description="json: JSON Schema that the answer must match. null: any JSON value."
+    )
+    max_words: int | None = Field(None, ge=1, description="length: number of words up to which an answer has the reward 1.")
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> RewardConfig:
+        entry = REWARDS[self.kind]
+        given = [name for name in ("pattern", "json_schema", "max_words") if getattr(self, name) is not None]
+        if unused := [name for name in given if name != entry.parameter]:
+            expected = f"; expected {entry.parameter}" if entry.parameter else ""
+            raise ValueError(f"{unused[0]} cannot be used with {self.kind}{expected}")
+        if entry.is_required and not given:
+            raise ValueError(f"{self.kind} requires {entry.parameter}")
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise ValueError(f"pattern is not a regular expression: {error}") from None
+        return self
+
+
+class GrpoConfig(Section):
+    """Reinforcement learning: the model answers each prompt several times, and better answers become more likely."""
+
+    rewards: list[RewardConfig] = Field(
+        [],
+        max_length=16,
+        description="Checks that score an answer. The reward is their weighted mean. Required by the objective grpo.",
+    )
+    answers_per_prompt: int = Field(
+        8,
+        ge=2,
+        description="Answers to each prompt, which are compared with one another. More answers give a better estimate, "
+        "and take proportionally longer.",
+    )
+    max_answer_tokens: int = Field(
+        256, ge=1, description="Maximum length of an answer in tokens. Longer answers are cut off before they are scored."
+    )
+    temperature: float = Field(
+        1.0, gt=0, description="Sampling temperature of the answers. A higher value explores more, but less plausible, answers."
+    )
+    kl_weight: float = Field(
+        0.02,
+        ge=0,
+        description="Weight of the divergence from the model before the training (β). 0: the model may deviate freely.",
+    )
+    max_kl: float | None = Field(
+        1.0,
+        gt=0,
+        description="Divergence from the model before the training, in nats per token, above which a guard raises an alarm; "
+        "not measured if kl_weight is 0. null: no limit.",
+    )
+    on_alarm: Literal["stop", "note"] = Field(
+        "stop",
+        description="Reaction to a guard: the divergence exceeds max_kl, answers become much longer or shorter, all answers "
+        "to most prompts have the same reward, or a reward of weight 0 falls while the total rises. stop: save, and use the "
+        "checkpoint with the highest validation reward. note: report it once.",
+    )
+
+
 class RopeScalingConfig(Section):
     """Scaling of rotary positions, which extends the model's context. Published in the model's config.json."""
 
@@ -278,6 +360,10 @@ class FineTuningConfig(Section):
     preference: PreferenceConfig = Field(
         PreferenceConfig(), description="Settings of the objectives dpo, kto, orpo and simpo."
     )
+    # Excluded if unchanged, so that other recipes keep the digests from before this objective existed.
+    grpo: GrpoConfig = Field(
+        GrpoConfig(), exclude_if=lambda grpo: grpo == GrpoConfig(), description="Settings of the objective grpo."
+    )
     card: CardConfig = Field(CardConfig(), description="Licences for the model card.")
     merge: bool = Field(
         False,
@@ -337,7 +423,8 @@ class FineTuningConfig(Section):
         None,
         ge=1,
         description="Rows per optimizer step, over all processes. A larger batch is more stable, but steps are slower. "
-        "A packed row counts once. null: 16, or the next multiple of micro_batch_size × processes.",
+        "A packed row counts once, as does a prompt of grpo. null: 16 (grpo: 8), or the next multiple of micro_batch_size × "
+        "processes.",
     )
     tokens_per_step: int | None = Field(
         None,
@@ -354,8 +441,8 @@ class FineTuningConfig(Section):
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum length of a row in tokens. Longer rows are truncated (objective text: split) and counted. "
-        "Memory use grows with the length. null: the 95th percentile of the row lengths, within the model's context and memory.",
+        description="Maximum length of a row in tokens. Longer rows are truncated (text: split; grpo: left out, because "
+        "only the prompt counts) and counted. Memory use grows with the length. null: the 95th percentile of the row lengths, within the model's context and memory.",
     )
     # Excluded if unchanged, so that other recipes keep the digests from before this section existed.
     rope_scaling: RopeScalingConfig = Field(
@@ -413,7 +500,7 @@ class FineTuningConfig(Section):
         128,
         ge=0,
         description="Number of validation rows whose loss is measured at every checkpoint; the first rows are used. "
-        "The checkpoint with the lowest loss is the result. 0: the last checkpoint is the result.",
+        "grpo answers them, and its validation loss is 1 − the mean reward. The checkpoint with the lowest loss is the result. 0: the last checkpoint is the result.",
     )
     sample_prompts: list[str] = Field(
         [],
@@ -521,8 +608,8 @@ class FineTuningConfig(Section):
 
     @property
     def has_lora_dropout(self) -> bool:
-        """Whether low-rank updates use dropout, which stores additional activations."""
-        return self.adaptation_spec.is_low_rank and self.lora.dropout > 0
+        """Whether low-rank updates use dropout, which stores additional activations; a model that generates has none."""
+        return self.adaptation_spec.is_low_rank and self.lora.dropout > 0 and not self.objective_spec.generates
 
     @model_validator(mode="after")
     def _check_consistency(self) -> FineTuningConfig:
@@ -557,7 +644,7 @@ class FineTuningConfig(Section):
                 f"cannot be varied: {term} of {self.objective}'s loss is the mean over a micro-batch, "
                 "so losses of different recipes are not comparable"
             )
-        if section in LOSS_DEFINING_KEYS:
+        if section in LOSS_DEFINING_KEYS or key in LOSS_DEFINING_KEYS:
             return "changes the definition of the validation loss, so losses of different recipes are not comparable"
         if section in NON_RECIPE_KEYS:
             return "is not part of a recipe"
@@ -691,6 +778,16 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             f"{c.micro_batch_size}: the reference term of the loss is the mean over the rows of a micro-batch",
         ),
         (
+            objective.generates != bool(c.grpo.rewards),
+            "objective grpo requires grpo.rewards; found none"
+            if objective.generates
+            else f"grpo.rewards cannot be used with {c.objective}; expected objective grpo",
+        ),
+        (
+            bool(c.grpo.rewards) and not any(reward.weight for reward in c.grpo.rewards),
+            "grpo.rewards: every weight is 0; expected at least one above 0",
+        ),
+        (
             bool(c.sample_prompts) and (not c.validation_rows or c.is_sharded),
             f"sample_prompts requires validation_rows of at least 1 and strategy ddp; found {c.validation_rows} and "
             f"{c.strategy}: the prompts are answered at validations, by one process",
@@ -754,6 +851,11 @@ def _find_adaptation_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
 
 def _find_distribution_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     return [
+        (
+            c.is_sharded and c.objective_spec.generates,
+            f"strategy {c.strategy} cannot be used with {c.objective}: generation with shards has not been tested; "
+            "expected ddp",
+        ),
         (
             c.optimizer != "adamw" and c.is_sharded,
             f"optimizer {c.optimizer} cannot be used with strategy {c.strategy}: "

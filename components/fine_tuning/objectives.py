@@ -19,9 +19,10 @@ from components.fine_tuning.pair_losses import PairLoss, compute_orpo_loss, comp
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo"]
+ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo", "grpo"]
 IGNORED_LABEL = -100  # skipped by torch's cross-entropy
 TOKEN_LIST = "list<int32>"
+TEXT = "string"
 KL_COLUMN = "KL_completion_ids"  # TRL's name for the answer of another prompt
 CAUSAL_FEATURES = {"input_ids": TOKEN_LIST, "labels": TOKEN_LIST}
 Row = dict[str, Any]
@@ -74,6 +75,8 @@ class Objective:
         epochs: Passes over the training rows if the recipe sets none.
         learning_rate_factor: Factor on the learning rate that the recipe leaves open, relative to sft.
         splits_long_rows: Whether a row longer than max_length gives several examples instead of a truncated one.
+        generates: Whether the model answers the prompts during the training, and rewards score the answers.
+        batch_rows: Rows per optimizer step if the recipe sets none.
     """
 
     summary: str
@@ -92,6 +95,8 @@ class Objective:
     epochs: float = 1.0
     learning_rate_factor: float = 1.0
     splits_long_rows: bool = False
+    generates: bool = False
+    batch_rows: int = 16  # LoRA loses quality with large batches ("LoRA Without Regret"); QLoRA (arXiv 2305.14314) uses 16
 
     @property
     def is_causal(self) -> bool:
@@ -186,6 +191,24 @@ def _encode_answers(
 
 def _encode_pair(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
     return _encode_answers(tokenizer, row, max_length, ("chosen", "rejected"))
+
+
+def _encode_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
+    """Encode a prompt up to the begin of the answer; no example for a longer prompt, whose question would change."""
+    ids = chat_templates.encode_prompt(tokenizer, row["prompt"], _parse_tools(row))
+    if len(ids) > max_length:
+        return EncodedRow([], 0)
+    example = {"prompt": ids, "question": row["question"], "reference": row["reference"], "length": len(ids)}
+    return EncodedRow([example], 0)
+
+
+def _to_prompt(row: Row, kind: str) -> Iterable[Row]:
+    """Return the prompt of a conversation's last answer, with this answer as the reference."""
+    messages = conversation_rows.extract_conversation(kind, row) or []
+    if len(messages) < 2 or messages[-1]["role"] != "assistant" or not messages[-1]["content"]:
+        return []
+    question, reference = messages[-2]["content"] or "", messages[-1]["content"]
+    return [{"prompt": messages[:-1], "question": question, "reference": reference, "tools": row.get("tools")}]
 
 
 def _keep_row(row: Row) -> Iterable[Row]:
@@ -299,5 +322,23 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         accepted_rows=ACCEPTED_PAIRS,
         loss_description="SimPO's loss (Meng et al., arXiv 2405.14734)",
         learning_rate_factor=PREFERENCE_RATE_FACTOR,
+    ),
+    "grpo": Objective(
+        summary="reinforcement learning: the model answers the prompts, and answers with higher rewards than the other "
+        "answers to the same prompt become more likely",
+        row_mappings={
+            kind: RowMapping([*columns, "tools"], partial(_to_prompt, kind=kind), "the prompts of the last answers")
+            for kind, (columns, _, _) in conversation_rows.ROW_KINDS.items()
+        },
+        encode=_encode_prompt,
+        features={"prompt": TOKEN_LIST, "question": TEXT, "reference": TEXT},
+        trl_method="GRPO",
+        collator_path="",
+        accepted_rows="conversations (sft, preference or unpaired rows)",
+        loss_description="training: GRPO's loss (Shao et al., arXiv 2402.03300) with DAPO's mean over tokens (arXiv "
+        "2503.14476); validation: 1 − the mean reward of one answer without sampling",
+        learning_rate_factor=PREFERENCE_RATE_FACTOR,
+        generates=True,
+        batch_rows=8,
     ),
 }

@@ -25,8 +25,6 @@ MAX_SPLIT_LENGTH = 2048  # tokens of an example if long rows are split: nothing 
 # Rate of full training with AdamW at a hidden size h: 5e-5 · (2000/h)^0.781, fitted on Llama models (Schulman et al.,
 # "LoRA Without Regret", Thinking Machines Lab, 2025, and its tinker-cookbook). 2.9e-5 for 8B, 1.3e-4 for 135M.
 BASE_LEARNING_RATE, BASE_HIDDEN_SIZE, HIDDEN_SIZE_EXPONENT = 5e-5, 2000, 0.781
-# LoRA loses quality with large batches (the same source). QLoRA (arXiv 2305.14314) trains with 16 rows.
-BATCH_ROWS = 16
 MICRO_BATCH_ROWS = (8, 4, 2, 1)
 # A CPU is slower with more rows: LoRA of 135M parameters on two cores trains 132, 153, 213 and 197 tokens/s with 8, 4, 2
 # and 1 rows of 512 tokens. The memory of another machine is not known.
@@ -87,7 +85,7 @@ def complete_recipe(
         reasons.append(f"micro_batch_size {rows}: {reason}")
     if config.batch_size is None:
         concurrent_rows = rows * config.processes
-        chosen["batch_size"] = math.ceil(BATCH_ROWS / concurrent_rows) * concurrent_rows
+        chosen["batch_size"] = math.ceil(objective.batch_rows / concurrent_rows) * concurrent_rows
         if not config.tokens_per_step:
             reasons.append(f"batch_size {chosen['batch_size']}: the default for fine-tuning")
     if config.epochs is None:
@@ -245,7 +243,7 @@ def measure_lengths(rows: Iterable[Row], config: FineTuningConfig, tokenizer: Pr
     lengths = []
     for row in rows:
         sequences = [
-            len(example.get("input_ids") or example["prompt_ids"])
+            len(example.get("input_ids") or example.get("prompt_ids") or example["prompt"])
             + max((len(example.get(f"{name}_ids", ())) for name in ("chosen", "rejected", "completion")), default=0)
             for example in config.objective_spec.encode(tokenizer, row, 2**31).examples
         ]

@@ -79,6 +79,9 @@ def render_report(
         sentences.append(f"The rows were packed into {summary['examples']:,} rows of {config.max_length} tokens.")
     if summary["best_step"] and summary["best_step"] != summary["steps"]:
         sentences.append(f"The weights are from step {summary['best_step']:,}, which has the lowest validation loss.")
+    if summary.get("alarm"):
+        reaction = "Training was stopped by a guard" if config.grpo.on_alarm == "stop" else "A guard raised an alarm"
+        sentences.append(f"{reaction}: {summary['alarm']}.")
     if summary["stopped_early"]:
         sentences.append("Training stopped early: the validation loss no longer decreased.")
     sections = {
@@ -86,6 +89,7 @@ def render_report(
         "Sources": _render_sources(summary["sources"]) if summary["sources"] else "",
         "Sweep": _render_sweep(sweep) if sweep else "",
         "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{loss[0].upper()}{loss[1:]}."),
+        "Reward": _render_rewards(log) if config.objective_spec.generates else "",
         "Preference": _plot(
             log,
             ("reward_margin", "validation_reward_margin"),
@@ -156,6 +160,23 @@ def _render_sweep(sweep: Sequence[SweepEntry]) -> str:
     return html_report.render_table([*sweep[0].result["recipe"], *metrics, "outcome"], rows) + html_report.plot_lines(
         plotted, x="optimizer step", y="validation loss", caption=caption
     )
+
+
+def _render_rewards(log: Log) -> str:
+    """Render plots of the rewards, of the lengths of answers, and of the divergence from the model before the training."""
+    by_reward = [name for name in dict.fromkeys(key for line in log for key in line) if name.startswith("reward_")]
+    plots = [
+        (("reward", "validation_reward"), "reward", "Mean reward: of sampled answers in training, of greedy ones in validation."),
+        (by_reward, "reward", "Mean of each reward in training, before weighting."),
+        (("answer_tokens", "validation_answer_tokens"), "tokens", "Mean length of the answers."),
+        (
+            ("truncated_answers", "equal_reward_groups"),
+            "share",
+            "Share of answers that were cut off, and of prompts whose answers all have the same reward.",
+        ),
+        (("kl", "entropy"), "nats per token", "Divergence from the model before the training, and entropy of the answers."),
+    ]
+    return "".join(_plot(log, names, y, caption) for names, y, caption in plots)
 
 
 def _plot(log: Log, names: Sequence[str], y: str, caption: str) -> str:

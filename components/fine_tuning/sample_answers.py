@@ -46,8 +46,11 @@ def log_answers(
 
 
 def tabulate_answers(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    """Return head and rows of a table with a row per step and a column per prompt."""
+    """Return head and rows of a table with a row per step and a column per prompt; answers with their rewards, if any."""
     prompts = list(dict.fromkeys(line["prompt"] for line in lines))
-    answers = {(line["step"], line["prompt"]): line["answer"] for line in lines}
+    answers = {
+        (line["step"], line["prompt"]): line["answer"] + (f" (reward {line['reward']:.2g})" if "reward" in line else "")
+        for line in lines
+    }
     steps = sorted({line["step"] for line in lines})
     return ["step", *prompts], [[step, *(answers.get((step, prompt), "") for prompt in prompts)] for step in steps]

@@ -351,14 +351,19 @@ def tokenize(
             hint="Curate more rows; all rows of a group are assigned to the same split.",
         )
     if not counts.examples:
+        needed = "a prompt with an answer" if config.objective_spec.generates else "an answer"
         raise InputError(
-            f"no training row has an answer within {config.max_length} tokens",
+            f"no training row has {needed} within {config.max_length} tokens",
             hint="Increase fine_tuning.max_length.",
         )
     if counts.truncated:
         reporter.note(
             f"{counts.truncated} training rows are longer than {config.max_length} tokens and were truncated: "
             f"{counts.cut_tokens:,} tokens, {counts.cut_share:.1%} of all, were cut off"
+        )
+    if config.objective_spec.generates and counts.without_answer:
+        reporter.note(
+            f"{counts.without_answer} training rows are left out: their prompts are longer than {config.max_length} tokens"
         )
     for warning in _describe_limits(splits.train, config):
         reporter.note(warning)

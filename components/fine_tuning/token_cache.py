@@ -24,7 +24,7 @@ from components.common.workspace import job_folders, liveness
 from components.fine_tuning import mixing
 from components.fine_tuning.config import Recipe
 from components.fine_tuning.mixing import MixingSettings, Mixture
-from components.fine_tuning.objectives import KL_COLUMN, TOKEN_LIST, Example, RowMapping
+from components.fine_tuning.objectives import KL_COLUMN, TEXT, TOKEN_LIST, Example, RowMapping
 from components.fine_tuning.row_encoding import RowCounts, encode_rows, read_rows
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _write_split(
     import pyarrow.parquet as parquet
 
     objective = config.objective_spec
-    types = {TOKEN_LIST: pa.list_(pa.int32()), "bool": pa.bool_()}
+    types = {TOKEN_LIST: pa.list_(pa.int32()), TEXT: pa.string(), "bool": pa.bool_()}
     columns = [(name, types[feature]) for name, feature in objective.features.items()]
     schema = pa.schema([("ids", pa.list_(pa.string())), ("source", pa.string()), ("length", pa.int32()), *columns])
     counts = RowCounts()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.fine_tuning import batch_order, muon, reference_free_trainer, sharding
+from components.fine_tuning import batch_order, muon, reference_free_trainer, rollout_trainer, sharding
 from components.fine_tuning.config import Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL
 from components.fine_tuning.optimizers import OPTIMIZERS
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Batch = dict[str, "torch.Tensor"]
 
 
-def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> type[Trainer]:
-    """Return a subclass of the objective's TRL trainer for these splits."""
+def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int, samples_path: Path) -> type[Trainer]:
+    """Return a subclass of the objective's TRL trainer for these splits; rollouts are logged to `samples_path`."""
     import torch
     import transformers
     import trl
@@ -34,6 +34,10 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
     base = getattr(trl, f"{config.objective_spec.trl_method}Trainer")
     if pair_loss := config.objective_spec.pair_loss:
         base = reference_free_trainer.remove_reference(base, pair_loss, config.preference)
+    order_options: dict[str, int] = {}
+    if config.objective_spec.generates:
+        base = rollout_trainer.score_rollouts(base, config, samples_path)
+        order_options = {"answers": config.grpo.answers_per_prompt, "repeats": config.gradient_accumulation_steps}
     lengths, validation = splits.train.lengths, splits.validation.counts
     mixture = splits.train.build_mixture(config.mixing)
 
@@ -45,7 +49,9 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
         _save_checkpoint = transformers.Trainer._save_checkpoint  # TRL's method adds a model card to every checkpoint
 
         def _get_train_sampler(self, train_dataset: object = None) -> torch.utils.data.Sampler[int]:
-            self.order = batch_order.build_sampler(lengths, config.rows_per_step, seed=seed, mixture=mixture)
+            self.order = batch_order.build_sampler(
+                lengths, config.rows_per_step, seed=seed, mixture=mixture, **order_options
+            )
             return self.order
 
         def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +150,8 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
 
         def _track_num_input_tokens(self, inputs: Batch) -> None:
             """Count tokens by the mask. transformers excludes end-of-sequence tokens equal to the padding token."""
+            if config.objective_spec.generates:  # TRL counts the tokens of prompts and answers once they are generated
+                return
             mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
             if mask is None and self.accelerator.num_processes == 1:
                 self.state.num_input_tokens_seen += ids.numel()  # without a wait for the device
@@ -209,7 +217,7 @@ def _compute_answer_loss(model: PreTrainedModel, inputs: Batch, items: Any, rout
 
 
 def build_collator(config: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataCollator:
-    """Return TRL's collator, which builds a batch from rows."""
+    """Return TRL's collator, which builds a batch from rows; not for objectives that generate, whose trainer has one."""
     module, _, name = config.objective_spec.collator_path.rpartition(".")
     options = {"padding_free": config.is_padding_free} if config.objective_spec.is_causal else {}
     collator: DataCollator = getattr(importlib.import_module(module), name)(

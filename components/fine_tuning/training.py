@@ -31,6 +31,7 @@ from components.fine_tuning import (
     model_support,
     muon,
     packing_isolation,
+    rewards,
     sample_answers,
     sharding,
     token_cache,
@@ -77,7 +78,7 @@ class TrainingResult:
 
     `rows_seen` counts a row once per draw. `sources` is the result of `mixing.summarize_shares`; empty with packing, and
     with one source and no mixing settings. `choices` has one sentence per compute setting. `startup` has the duration
-    of each startup phase.
+    of each startup phase. `alarm` is the sentence of a guard.
     """
 
     steps: int
@@ -102,6 +103,7 @@ class TrainingResult:
     warmup_steps: int
     sources: list[dict[str, Any]]
     choices: list[str]
+    alarm: str | None = None
     startup: dict[str, float] = field(default_factory=dict)
 
 
@@ -181,6 +183,8 @@ def _train(
         if config.has_lora_dropout and adapters.has_adapted_experts(outline):
             config = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
             settings.reasons.append("lora.dropout: 0, because PEFT has no dropout for the weights of experts")
+        if config.objective_spec.generates and config.adaptation_spec.is_low_rank and config.lora.dropout:
+            settings.reasons.append("lora.dropout: 0, because the model that generates is the model that is trained")
         if OPTIMIZERS[config.optimizer].trains_matrices:
             share = muon.measure_share(outline)
             settings.reasons.append(f"optimizer muon: trains {share:.0%} of the weights, and AdamW the others")
@@ -239,7 +243,9 @@ def _train(
     _save_model(trainer, job, config)
     for warning in (
         training_health.describe_data_starvation(result.waited_share),
-        training_health.describe_regression(result.validation_loss_before, result.validation_loss),
+        training_health.describe_regression(
+            result.validation_loss_before, result.validation_loss, are_rewards=config.objective_spec.generates
+        ),
     ):
         if warning:
             reporter.note(warning)
@@ -328,6 +334,19 @@ def _build_arguments(
     if config.schedule == "warmup_stable_decay":
         decay_steps = math.ceil(training_plan.DECAY_SHARE * steps.total)
         options["lr_scheduler_kwargs"] = {"num_decay_steps": decay_steps, "decay_type": "linear"}
+    rows_to_sequences = 1
+    if objective.generates:
+        rows_to_sequences = config.grpo.answers_per_prompt
+        options |= {
+            "num_generations": config.grpo.answers_per_prompt,
+            "max_completion_length": config.grpo.max_answer_tokens,
+            "temperature": config.grpo.temperature,
+            "beta": config.grpo.kl_weight,
+            "reward_weights": [reward.weight for reward in rewards.build_rewards(config.grpo.rewards)],
+            "disable_dropout": True,  # the model that generates is the model that is trained
+        }
+    else:
+        options["max_length"] = None  # the rows are already truncated
     if objective.is_causal:
         options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
     if not model_support.has_router_loss(model_class):
@@ -341,7 +360,6 @@ def _build_arguments(
         options["precompute_ref_log_probs"] = visits_every_row and config.precomputes_reference
     arguments: TrainingArguments = getattr(trl, f"{objective.trl_method}Config")(
         output_dir=job.state,
-        max_length=None,
         max_steps=config.max_steps or -1,
         num_train_epochs=config.epochs,
         learning_rate=config.learning_rate,
@@ -350,8 +368,8 @@ def _build_arguments(
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         neftune_noise_alpha=config.neftune_noise_alpha,
-        per_device_train_batch_size=config.micro_batch_size,
-        per_device_eval_batch_size=config.micro_batch_size,
+        per_device_train_batch_size=config.micro_batch_size * rows_to_sequences,
+        per_device_eval_batch_size=config.micro_batch_size * rows_to_sequences,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         eval_strategy="steps" if has_validation else "no",
         eval_steps=steps.checkpoint_interval,
@@ -392,17 +410,20 @@ def _build_trainer(
 ) -> Trainer:
     from transformers import PrinterCallback
 
+    options: dict[str, Any] = {} if reference is None else {"ref_model": reference}
+    if not config.objective_spec.generates:
+        options["data_collator"] = trainers.build_collator(config, tokenizer)
+    samples_path = Path(job.state) / sample_answers.SAMPLES_FILENAME
     with adapters.explain_target_errors(model, config):
-        trainer = trainers.build_trainer_class(config, splits, job.seed)(
+        trainer = trainers.build_trainer_class(config, splits, job.seed, samples_path)(
             model=model,
             args=arguments,
             train_dataset=splits.train.dataset,
             eval_dataset=splits.validation.dataset if splits.validation.counts.examples else None,
             processing_class=tokenizer,
-            data_collator=trainers.build_collator(config, tokenizer),
             peft_config=None if job.initial_adapter else adapters.build_peft_config(config, job.base_path, model),
             callbacks=[events],
-            **({"ref_model": reference} if reference is not None else {}),
+            **options,
         )
     if config.adaptation_spec.holds_4bit_weights:
         adapters.keep_trained_weights_in_float32(trainer.model)
@@ -451,9 +472,11 @@ def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: Recipe, spli
 
 
 def _is_finished(state: dict[str, Any], config: Recipe) -> bool:
-    """Return whether a trainer's state is at the last step or stopped early."""
-    stopped_early = callbacks.has_stopped_early(state["log_history"], config.early_stopping)
-    return bool(state["global_step"] >= state["max_steps"] or stopped_early)
+    """Return whether a trainer's state is at the last step, or was stopped early or by a guard."""
+    history = state["log_history"]
+    stopped_early = callbacks.has_stopped_early(history, config.early_stopping)
+    has_alarm = config.grpo.on_alarm == "stop" and callbacks.find_alarm(history, config) is not None
+    return bool(state["global_step"] >= state["max_steps"] or stopped_early or has_alarm)
 
 
 def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
@@ -563,6 +586,7 @@ def _build_result(
         warmup_steps=int(trainer.args.warmup_steps),
         sources=_count_shares(splits, config, trainer.args.seed, steps_done),
         choices=settings.reasons,
+        alarm=callbacks.find_alarm(history, config),
         startup=timer.seconds,
     )
 

@@ -43,11 +43,15 @@ def check_finite(
         )
 
 
-def describe_stall(losses: Sequence[float]) -> str | None:
+def describe_stall(losses: Sequence[float], *, are_rewards: bool = False) -> str | None:
     """Return a warning if the loss does not fall; None if the loss falls or the training has fewer than 15 steps.
 
     The loss falls if its mean over the last third of the steps is more than one standard error lower than over the
     first third.
+
+    Args:
+        losses: Losses of the steps.
+        are_rewards: Whether the losses are negative rewards.
     """
     third = len(losses) // 3
     if third < 5:
@@ -57,21 +61,32 @@ def describe_stall(losses: Sequence[float]) -> str | None:
     before, after = statistics.fmean(first), statistics.fmean(last)
     if before - after > MIN_STANDARD_ERRORS * error and before > after:
         return None
+    if are_rewards:
+        return (
+            f"the reward does not rise: mean {0 - before:.4g} in the first {third} steps, {0 - after:.4g} in the last {third}. "
+            "Increase fine_tuning.learning_rate, or start from a model that earns the reward with some answers"
+        )
     return (
         f"the training loss does not fall: mean {before:.4g} in the first {third} steps, {after:.4g} in the last "
         f"{third}. Increase fine_tuning.learning_rate"
     )
 
 
-def describe_regression(before: float | None, best: float | None) -> str | None:
+def describe_regression(before: float | None, best: float | None, *, are_rewards: bool = False) -> str | None:
     """Return a warning if no checkpoint has a lower validation loss than the base model; None otherwise.
 
     Args:
         before: Validation loss of the base model; None without validation.
         best: Lowest validation loss of a checkpoint; None without validation.
+        are_rewards: Whether the losses are 1 − the mean reward.
     """
     if before is None or best is None or best < before:
         return None
+    if are_rewards:
+        return (
+            f"no checkpoint has a higher validation reward than the base model: {1 - before:.4g} before training, "
+            f"{1 - best:.4g} at best"
+        )
     return (
         f"no checkpoint is better than the base model: validation loss {before:.4g} before training, "
         f"{best:.4g} at best. Reduce fine_tuning.learning_rate"

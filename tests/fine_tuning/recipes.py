@@ -15,6 +15,18 @@ ROW_KINDS = {
     "kto": "unpaired",
     "orpo": "preference",
     "simpo": "preference",
+    "grpo": "sft",
+}
+# Settings that an objective requires.
+REQUIRED_SETTINGS: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "grpo": {
+            "rewards": [{"kind": "length", "max_words": 1}, {"kind": "no_repetition", "weight": 0.0}],
+            "answers_per_prompt": 4,
+            "max_answer_tokens": 16,
+            "max_kl": None,
+        }
+    }
 }
 SETTINGS: dict[str, Any] = {
     "epochs": 1.0,
@@ -36,7 +48,8 @@ SHORT_TRAINING: dict[str, Any] = {
 
 def recipe(tiny: Path, **changes: object) -> Recipe:
     """Return a recipe of a few steps on the tiny model."""
-    return complete_recipe(base_model=str(tiny), **{**SHORT_TRAINING, **changes})
+    required = REQUIRED_SETTINGS.get(str(changes.get("objective")), {})
+    return complete_recipe(base_model=str(tiny), **{**SHORT_TRAINING, **required, **changes})
 
 
 def complete_recipe(**changes: object) -> Recipe:

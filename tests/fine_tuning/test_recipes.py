@@ -63,6 +63,9 @@ EXPECTED_LOSSES = {
     ("simpo", "full", False): (0.0001, 0.0003),
     ("simpo", "p_tuning", False): (0.0584, 0.0840),
     ("simpo", "prompt_tuning", False): (2.4929, 1.5368),
+    ("grpo", "lora", False): (0.0010, 0.7500),
+    ("grpo", "full", False): (0.0181, 0.7500),
+    ("grpo", "p_tuning", False): (0.0467, 0.7500),
 }
 TOLERANCE = 2e-3
 

@@ -17,7 +17,7 @@ import pytest
 from components.common.artifacts.artifact_folder import Artifact
 from components.fine_tuning import checkpoints
 from tests.datasets import dataset_of, small_dataset
-from tests.fine_tuning.recipes import ROW_KINDS, SHORT_TRAINING
+from tests.fine_tuning.recipes import REQUIRED_SETTINGS, ROW_KINDS, SHORT_TRAINING
 from tests.fine_tuning.training_processes import TrainingResult, TrainingRunner, draw_kill_points, start_training_runner
 from tests.tiny import tiny_model
 
@@ -33,11 +33,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "full, packed text": {"adaptation": "full", "packing": True, "objective": "text", "learning_rate": 1e-3},
     "dpo": {"objective": "dpo"},
     "orpo": {"objective": "orpo"},
+    "grpo": {"objective": "grpo", **REQUIRED_SETTINGS["grpo"]},
     "simpo, full": {"objective": "simpo", "adaptation": "full", "learning_rate": 1e-4},
 }
 
 
-LONG_TIER = ("full", "lora, packed", "dpo")
+LONG_TIER = ("full", "lora, packed", "dpo", "grpo")
 
 
 def tiered(*names: str) -> list[Any]:

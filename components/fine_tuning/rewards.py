@@ -1,0 +1,154 @@
+"""Rewards of reinforcement learning: checks that score the answers a model generates, from 0 to 1.
+
+To add a reward, extend `RewardName` and `REWARDS`; a parameter is a key of `RewardConfig`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from components.common.answer_metrics import json_answers, numeric_answers, repetition, text_similarity
+
+if TYPE_CHECKING:
+    from components.fine_tuning.config import RewardConfig
+
+RewardName = Literal["exact_match", "numeric", "token_f1", "json", "json_match", "regex", "length", "no_repetition"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A generated answer to a prompt.
+
+    Attributes:
+        question: The last message of the prompt.
+        reference: The answer in the training row.
+        answer: The generated answer, without special tokens.
+    """
+
+    question: str
+    reference: str
+    answer: str
+
+
+Scorer = Callable[[Sequence[Rollout]], list[float]]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A kind of reward.
+
+    Attributes:
+        summary: What the reward checks; shown in the configuration reference.
+        build: Function that returns the scorer of an entry of `grpo.rewards`; scores are 0 to 1.
+        parameter: Key of the entry that the reward accepts; "" if it has none.
+        is_required: Whether the parameter is required.
+    """
+
+    summary: str
+    build: Callable[[RewardConfig], Scorer]
+    parameter: str = ""
+    is_required: bool = False
+
+
+def _score_each(score: Callable[[Rollout], float]) -> Scorer:
+    return lambda rollouts: [score(rollout) for rollout in rollouts]
+
+
+def _build_json_scorer(config: RewardConfig) -> Scorer:
+    if config.json_schema is None:
+        return _score_each(lambda rollout: json_answers.score_json(rollout.answer))
+    validator = json_answers.build_validator(config.json_schema, "fine_tuning.grpo.rewards: json_schema")
+    return _score_each(lambda rollout: json_answers.score_schema(rollout.answer, validator))
+
+
+def score_json_match(answer: str, reference: str) -> float:
+    """Return the share of the keys of both JSON objects that have equal values; other JSON values are equal or not."""
+    try:
+        found, expected = (json_answers.parse_json_answer(text) for text in (answer, reference))
+    except json_answers.InvalidJSONAnswerError:
+        return 0.0
+    if not (isinstance(found, dict) and isinstance(expected, dict)):
+        return float(found == expected)
+    keys = found.keys() | expected.keys()
+    return sum(key in found and key in expected and found[key] == expected[key] for key in keys) / max(len(keys), 1)
+
+
+def _build_regex_scorer(config: RewardConfig) -> Scorer:
+    pattern = re.compile(config.pattern or "", re.DOTALL)
+    return _score_each(lambda rollout: float(pattern.fullmatch(rollout.answer.strip()) is not None))
+
+
+def _build_length_scorer(config: RewardConfig) -> Scorer:
+    limit = config.max_words or 1
+
+    def score(rollout: Rollout) -> float:
+        words = len(rollout.answer.split())
+        return min(1.0, max(0.0, 2 - words / limit)) if words else 0.0
+
+    return _score_each(score)
+
+
+REWARDS: dict[RewardName, Reward] = {
+    "exact_match": Reward(
+        "the answer equals the row's answer, without case, punctuation and articles",
+        lambda _: _score_each(lambda rollout: text_similarity.exact_match(rollout.answer, [rollout.reference])),
+    ),
+    "numeric": Reward(
+        "the last number of the answer equals that of the row's answer",
+        lambda _: _score_each(lambda rollout: numeric_answers.score_final_number(rollout.answer, [rollout.reference])),
+    ),
+    "token_f1": Reward(
+        "words that the answer shares with the row's answer (F1)",
+        lambda _: _score_each(lambda rollout: text_similarity.f1(rollout.answer, [rollout.reference])),
+    ),
+    "json": Reward("the answer is valid JSON, and matches json_schema", _build_json_scorer, "json_schema"),
+    "json_match": Reward(
+        "share of the keys of the JSON objects in the answer and the row's answer that have equal values",
+        lambda _: _score_each(lambda rollout: score_json_match(rollout.answer, rollout.reference)),
+    ),
+    "regex": Reward("the whole answer matches pattern", _build_regex_scorer, "pattern", is_required=True),
+    "length": Reward(
+        "the answer has at most max_words words; less for longer answers, 0 from twice as many",
+        _build_length_scorer,
+        "max_words",
+        is_required=True,
+    ),
+    "no_repetition": Reward(
+        "the answer does not repeat its words",
+        lambda _: _score_each(lambda rollout: float(not repetition.is_repetitive(rollout.answer))),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """An entry of `grpo.rewards`: its name in metrics, its share of the total reward, and its scorer."""
+
+    name: str
+    weight: float
+    score: Scorer
+
+
+def build_rewards(entries: Sequence[RewardConfig]) -> list[WeightedReward]:
+    """Return the rewards, with weights that sum to 1. A kind that is listed again has its position in its name.
+
+    Raises:
+        ConfigurationError: the JSON schema is invalid.
+    """
+    total, seen, rewards = sum(entry.weight for entry in entries), set[str](), []
+    for number, entry in enumerate(entries, start=1):
+        name = f"{entry.kind}_{number}" if entry.kind in seen else entry.kind
+        seen.add(entry.kind)
+        rewards.append(WeightedReward(name, entry.weight / total, REWARDS[entry.kind].build(entry)))
+    return rewards
+
+
+def compute_totals(rewards: Sequence[WeightedReward], rollouts: Sequence[Rollout]) -> tuple[dict[str, list[float]], list[float]]:
+    """Return the scores of each reward by name, and the weighted sum of each rollout."""
+    scores = {reward.name: reward.score(rollouts) for reward in rewards}
+    weights = {reward.name: reward.weight for reward in rewards}
+    totals = [sum(weights[name] * values[i] for name, values in scores.items()) for i in range(len(rollouts))]
+    return scores, totals

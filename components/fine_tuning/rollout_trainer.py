@@ -1,0 +1,109 @@
+"""TRL's GRPO trainer with tokenized prompts, tuneline's rewards, and a validation without sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.fine_tuning import rewards
+from components.fine_tuning.rewards import Rollout, WeightedReward
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+    from components.fine_tuning.config import Recipe
+
+LOGGED_SAMPLES = 4  # validation prompts whose answers are in the report
+
+
+def build_reward_functions(weighted: Sequence[WeightedReward]) -> list[Callable[..., list[float]]]:
+    """Return the rewards as functions that TRL's trainer calls with the answers and the columns of their rows."""
+
+    def build(reward: WeightedReward) -> Callable[..., list[float]]:
+        def score(completions: list[str], question: list[str], reference: list[str], **_: object) -> list[float]:
+            return reward.score([Rollout(*texts) for texts in zip(question, reference, completions, strict=True)])
+
+        score.__name__ = reward.name  # the name in TRL's metrics
+        return score
+
+    return [build(reward) for reward in weighted]
+
+
+def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> type[Trainer]:
+    """Return a subclass of TRL's GRPO trainer for tokenized prompts, whose validation loss is 1 − the mean reward.
+
+    Args:
+        base: TRL's trainer.
+        config: The recipe.
+        samples_path: Log of the answers to the first validation prompts.
+    """
+    import torch
+
+    weighted = rewards.build_rewards(config.grpo.rewards)
+
+    class RolloutTrainer(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, reward_funcs=build_reward_functions(weighted), **kwargs)
+
+        def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
+            """Return the prompts, which are already tokenized."""
+            return prompts, None, {}
+
+        def evaluate(self, *_: object, **__: object) -> dict[str, float]:
+            """Answer the validation prompts greedily, which consumes no random numbers, and log the mean rewards."""
+            self.model.eval()
+            rows = self.eval_dataset
+            batch = self.args.per_device_eval_batch_size
+            totals = torch.zeros(len(weighted) + 2, dtype=torch.float64)  # of each reward, of all, and of answer tokens
+            process, processes = self.accelerator.process_index, self.accelerator.num_processes
+            for start in range(0, len(rows), batch * processes):
+                indices = range(start + process * batch, min(start + (process + 1) * batch, len(rows)))
+                examples = [rows[index] for index in indices]
+                if not examples:
+                    continue
+                with self._decode_greedily():
+                    ids, _ = self._generate_single_turn([example["prompt"] for example in examples], None, {}, 1)
+                answers = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+                rollouts = [
+                    Rollout(example["question"], example["reference"], answer)
+                    for example, answer in zip(examples, answers, strict=True)
+                ]
+                scores, sums = rewards.compute_totals(weighted, rollouts)
+                totals += torch.tensor(
+                    [*(sum(values) for values in scores.values()), sum(sums), sum(map(len, ids))], dtype=torch.float64
+                )
+                if start == 0 and self.is_world_process_zero():
+                    self._log_samples(rollouts[:LOGGED_SAMPLES], sums)
+            means = self.accelerator.reduce(totals.float().to(self.accelerator.device), "sum") / len(rows)
+            *by_reward, total, tokens = means.tolist()
+            metrics = {
+                "eval_loss": 1 - total,
+                "eval_reward": total,
+                "eval_completions/mean_length": tokens,
+                **{f"eval_rewards/{item.name}/mean": value for item, value in zip(weighted, by_reward, strict=True)},
+            }
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
+
+        @contextmanager
+        def _decode_greedily(self) -> Iterator[None]:
+            sampling = self.generation_config, self.generation_kwargs
+            greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
+            self.generation_kwargs = {**self.generation_kwargs, **greedy}
+            self.generation_config = type(self.generation_config)(**self.generation_kwargs, disable_compile=True)
+            try:
+                yield
+            finally:
+                self.generation_config, self.generation_kwargs = sampling
+
+        def _log_samples(self, rollouts: Sequence[Rollout], sums: Sequence[float]) -> None:
+            with samples_path.open("a", encoding="utf-8") as file:
+                for rollout, reward in zip(rollouts, sums, strict=False):
+                    line = {"step": self.state.global_step, "prompt": rollout.question, "answer": rollout.answer}
+                    file.write(json.dumps({**line, "reward": round(reward, 4)}, ensure_ascii=False) + "\n")
+
+    return RolloutTrainer
