@@ -20,7 +20,7 @@ from components.common.runtime.errors import ConfigurationError
 from components.data_curation.reading.source_settings import SourceEntry
 from components.evaluation.tasks.task_registry import TaskConfig
 from components.fine_tuning import adapters, model_support
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import FineTuningConfig, RewardConfig
 from pipelines.config.config_templates import dump_field, dump_value
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import MountedFiles, Platform, Resources, Scheduling, SecretKey, StageResources
@@ -109,6 +109,8 @@ def _render_sections(model: BaseModel, prefix: str, leave_out: str = "") -> Iter
             yield from _render_sections(section, f"{prefix}{name}.")
     if prefix == "data_curation.":
         yield from _render_model("A source as a mapping, in data_curation.sources", SourceEntry)
+    if prefix == "fine_tuning.grpo.":
+        yield from _render_model("A reward, in fine_tuning.grpo.rewards", RewardConfig)
     if prefix == "evaluation.":
         yield from _render_model("A rule of evaluation.gate", Rule)
 
@@ -127,6 +129,7 @@ TYPE_NAMES: dict[object, str] = {
     type(None): "null",
     Any: "values",
     Rule: "rule",
+    RewardConfig: "reward",
     SourceEntry: "path or source",
     Toleration: "toleration",
     SecretKey: "secret's value",

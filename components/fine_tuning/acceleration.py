@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 from components.common.models import compute_devices
 from components.common.models.model_shape import ModelShape
 from components.common.models.resource_formulas import (
+    BFLOAT16_BYTES,
+    FLOAT32_BYTES,
     MAX_MEMORY_FRACTION,
     ZERO3_BUFFER_BYTES,
     ParallelLayout,
+    estimate_cache_bytes,
     estimate_training_memory,
 )
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
@@ -210,15 +213,19 @@ def estimate_memory_parts(
         gpu: Whether a GPU trains.
         checkpointing: Whether activations are recomputed.
     """
+    objective, grpo = config.objective_spec, config.grpo
     # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
-    sequences = rows * (1 if config.objective_spec.is_causal else 2)
-    has_reference = config.objective_spec.has_reference and config.adaptation_spec.trains_all_weights
+    sequences = rows * (1 if objective.is_causal else 2)
+    has_reference = objective.has_reference and config.adaptation_spec.trains_all_weights
+    if objective.generates:
+        sequences, length = rows * grpo.answers_per_prompt, length + grpo.max_answer_tokens
+        has_reference = has_reference and grpo.kl_weight > 0
     layout = ParallelLayout(
         data=config.processes,
         stage=3 if config.is_sharded else 0,
         buffer_bytes=ZERO3_BUFFER_BYTES if config.strategy == "zero3" and gpu else 0,
     )
-    return estimate_training_memory(
+    parts = estimate_training_memory(
         shape,
         rows=sequences,
         length=length,
@@ -229,10 +236,18 @@ def estimate_memory_parts(
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
         fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
         masked_attention=gpu and config.has_masked_attention,
-        whole_logits=not config.objective_spec.is_causal,
+        whole_logits=not objective.is_causal,
         reference=has_reference and not config.precomputes_reference,
         layout=layout,
     )
+    if objective.generates:
+        # All answers of a step are generated at once. Their keys and values are freed before the activations are stored.
+        prompts = max(rows, (config.batch_size or objective.batch_rows) // config.processes)
+        cache = estimate_cache_bytes(shape, value_bytes=BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
+        generated = prompts * grpo.answers_per_prompt * length * cache
+        generation = max(0, round(generated) - parts["activations"] - parts["logits"])
+        parts |= {"generation": generation, "total": parts.pop("total") + generation}
+    return parts
 
 
 def _choose_attention(

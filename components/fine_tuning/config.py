@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from importlib import util
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from components.common.answer_metrics import json_answers
 from components.common.models.adaptations import ADAPTATIONS, Adaptation, AdaptationName
 from components.common.models.compute_devices import Device
+from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.fine_tuning.mixing import MixingSettings
 from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
@@ -214,16 +217,19 @@ class RewardConfig(Section):
     """An entry of `grpo.rewards`."""
 
     kind: RewardName = Field(
-        description="What is rewarded, from 0 to 1. " + " ".join(f"{name}: {entry.summary}." for name, entry in REWARDS.items())
+        description="What is rewarded, from 0 to 1. "
+        + " ".join(f"{name}: {entry.summary}." for name, entry in REWARDS.items())
     )
     weight: float = Field(
-        1.0, ge=0, description="Weight relative to the other rewards. 0: only recorded, to notice rewards that are exploited."
+        1.0,
+        ge=0,
+        description="Weight relative to the other rewards. 0: only recorded, to notice rewards that are exploited.",
     )
     pattern: str | None = Field(None, description="regex: Python regular expression for the whole answer.")
-    json_schema: dict[str, Any] | None = Field(
-        None, description="json: JSON Schema that the answer must match. null: any JSON value."
+    json_schema: dict[str, Any] | None = Field(None, description="json_schema: JSON Schema that the answer must match.")
+    max_words: int | None = Field(
+        None, ge=1, description="length: number of words up to which an answer has the reward 1."
     )
-    max_words: int | None = Field(None, ge=1, description="length: number of words up to which an answer has the reward 1.")
 
     @model_validator(mode="after")
     def _check_parameters(self) -> RewardConfig:
@@ -234,6 +240,11 @@ class RewardConfig(Section):
             raise ValueError(f"{unused[0]} cannot be used with {self.kind}{expected}")
         if entry.is_required and not given:
             raise ValueError(f"{self.kind} requires {entry.parameter}")
+        if self.json_schema is not None and util.find_spec("jsonschema"):
+            try:
+                json_answers.build_validator(self.json_schema, "json_schema")
+            except ConfigurationError as error:
+                raise ValueError(error.message) from None
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
@@ -257,10 +268,14 @@ class GrpoConfig(Section):
         "and take proportionally longer.",
     )
     max_answer_tokens: int = Field(
-        256, ge=1, description="Maximum length of an answer in tokens. Longer answers are cut off before they are scored."
+        256,
+        ge=1,
+        description="Maximum length of an answer in tokens. Longer answers are cut off before they are scored.",
     )
     temperature: float = Field(
-        1.0, gt=0, description="Sampling temperature of the answers. A higher value explores more, but less plausible, answers."
+        1.0,
+        gt=0,
+        description="Sampling temperature of the answers. A higher value explores more, but less plausible, answers.",
     )
     kl_weight: float = Field(
         0.02,
@@ -442,7 +457,8 @@ class FineTuningConfig(Section):
         None,
         ge=8,
         description="Maximum length of a row in tokens. Longer rows are truncated (text: split; grpo: left out, because "
-        "only the prompt counts) and counted. Memory use grows with the length. null: the 95th percentile of the row lengths, within the model's context and memory.",
+        "only the prompt counts) and counted. Memory use grows with the length. null: the 95th percentile of the row lengths, "
+        "within the model's context and memory.",
     )
     # Excluded if unchanged, so that other recipes keep the digests from before this section existed.
     rope_scaling: RopeScalingConfig = Field(
@@ -500,7 +516,8 @@ class FineTuningConfig(Section):
         128,
         ge=0,
         description="Number of validation rows whose loss is measured at every checkpoint; the first rows are used. "
-        "grpo answers them, and its validation loss is 1 − the mean reward. The checkpoint with the lowest loss is the result. 0: the last checkpoint is the result.",
+        "grpo answers them, and its validation loss is 1 − the mean reward. The checkpoint with the lowest loss is the "
+        "result. 0: the last checkpoint is the result.",
     )
     sample_prompts: list[str] = Field(
         [],

@@ -96,7 +96,9 @@ class Objective:
     learning_rate_factor: float = 1.0
     splits_long_rows: bool = False
     generates: bool = False
-    batch_rows: int = 16  # LoRA loses quality with large batches ("LoRA Without Regret"); QLoRA (arXiv 2305.14314) uses 16
+    batch_rows: int = (
+        16  # LoRA loses quality with large batches ("LoRA Without Regret"); QLoRA (arXiv 2305.14314) uses 16
+    )
 
     @property
     def is_causal(self) -> bool:

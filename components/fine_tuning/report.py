@@ -166,7 +166,11 @@ def _render_rewards(log: Log) -> str:
     """Render plots of the rewards, of the lengths of answers, and of the divergence from the model before the training."""
     by_reward = [name for name in dict.fromkeys(key for line in log for key in line) if name.startswith("reward_")]
     plots = [
-        (("reward", "validation_reward"), "reward", "Mean reward: of sampled answers in training, of greedy ones in validation."),
+        (
+            ("reward", "validation_reward"),
+            "reward",
+            "Mean reward: of sampled answers in training, of greedy ones in validation.",
+        ),
         (by_reward, "reward", "Mean of each reward in training, before weighting."),
         (("answer_tokens", "validation_answer_tokens"), "tokens", "Mean length of the answers."),
         (
@@ -174,7 +178,11 @@ def _render_rewards(log: Log) -> str:
             "share",
             "Share of answers that were cut off, and of prompts whose answers all have the same reward.",
         ),
-        (("kl", "entropy"), "nats per token", "Divergence from the model before the training, and entropy of the answers."),
+        (
+            ("kl", "entropy"),
+            "nats per token",
+            "Divergence from the model before the training, and entropy of the answers.",
+        ),
     ]
     return "".join(_plot(log, names, y, caption) for names, y, caption in plots)
 

@@ -15,7 +15,9 @@ from components.common.answer_metrics import json_answers, numeric_answers, repe
 if TYPE_CHECKING:
     from components.fine_tuning.config import RewardConfig
 
-RewardName = Literal["exact_match", "numeric", "token_f1", "json", "json_match", "regex", "length", "no_repetition"]
+RewardName = Literal[
+    "exact_match", "final_number", "f1", "json_valid", "json_schema", "json_match", "regex", "length", "no_repetition"
+]
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,8 @@ def _score_each(score: Callable[[Rollout], float]) -> Scorer:
     return lambda rollouts: [score(rollout) for rollout in rollouts]
 
 
-def _build_json_scorer(config: RewardConfig) -> Scorer:
-    if config.json_schema is None:
-        return _score_each(lambda rollout: json_answers.score_json(rollout.answer))
-    validator = json_answers.build_validator(config.json_schema, "fine_tuning.grpo.rewards: json_schema")
+def _build_schema_scorer(config: RewardConfig) -> Scorer:
+    validator = json_answers.build_validator(config.json_schema, "the schema in fine_tuning.grpo.rewards")
     return _score_each(lambda rollout: json_answers.score_schema(rollout.answer, validator))
 
 
@@ -73,7 +73,8 @@ def score_json_match(answer: str, reference: str) -> float:
     if not (isinstance(found, dict) and isinstance(expected, dict)):
         return float(found == expected)
     keys = found.keys() | expected.keys()
-    return sum(key in found and key in expected and found[key] == expected[key] for key in keys) / max(len(keys), 1)
+    equal = [key for key in keys if key in found and key in expected and found[key] == expected[key]]
+    return len(equal) / max(len(keys), 1)
 
 
 def _build_regex_scorer(config: RewardConfig) -> Scorer:
@@ -96,15 +97,20 @@ REWARDS: dict[RewardName, Reward] = {
         "the answer equals the row's answer, without case, punctuation and articles",
         lambda _: _score_each(lambda rollout: text_similarity.exact_match(rollout.answer, [rollout.reference])),
     ),
-    "numeric": Reward(
+    "final_number": Reward(
         "the last number of the answer equals that of the row's answer",
         lambda _: _score_each(lambda rollout: numeric_answers.score_final_number(rollout.answer, [rollout.reference])),
     ),
-    "token_f1": Reward(
+    "f1": Reward(
         "words that the answer shares with the row's answer (F1)",
         lambda _: _score_each(lambda rollout: text_similarity.f1(rollout.answer, [rollout.reference])),
     ),
-    "json": Reward("the answer is valid JSON, and matches json_schema", _build_json_scorer, "json_schema"),
+    "json_valid": Reward(
+        "the answer is a JSON value", lambda _: _score_each(lambda rollout: json_answers.score_json(rollout.answer))
+    ),
+    "json_schema": Reward(
+        "the answer is JSON that matches json_schema", _build_schema_scorer, "json_schema", is_required=True
+    ),
     "json_match": Reward(
         "share of the keys of the JSON objects in the answer and the row's answer that have equal values",
         lambda _: _score_each(lambda rollout: score_json_match(rollout.answer, rollout.reference)),
@@ -146,7 +152,9 @@ def build_rewards(entries: Sequence[RewardConfig]) -> list[WeightedReward]:
     return rewards
 
 
-def compute_totals(rewards: Sequence[WeightedReward], rollouts: Sequence[Rollout]) -> tuple[dict[str, list[float]], list[float]]:
+def compute_totals(
+    rewards: Sequence[WeightedReward], rollouts: Sequence[Rollout]
+) -> tuple[dict[str, list[float]], list[float]]:
     """Return the scores of each reward by name, and the weighted sum of each rollout."""
     scores = {reward.name: reward.score(rollouts) for reward in rewards}
     weights = {reward.name: reward.weight for reward in rewards}

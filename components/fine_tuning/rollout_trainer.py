@@ -12,7 +12,7 @@ from components.fine_tuning import rewards
 from components.fine_tuning.rewards import Rollout, WeightedReward
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    from transformers import GenerationConfig, Trainer, TrainerControl
 
     from components.fine_tuning.config import Recipe
 
@@ -45,6 +45,10 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> t
     weighted = rewards.build_rewards(config.grpo.rewards)
 
     class RolloutTrainer(base):  # type: ignore[misc]
+        control: TrainerControl
+        generation_config: GenerationConfig
+        generation_kwargs: dict[str, Any]
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, reward_funcs=build_reward_functions(weighted), **kwargs)
 

@@ -197,8 +197,12 @@ class RunSurvey:
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens trained on in all steps."""
+        """Tokens trained on in all steps; generated answers are counted at their maximum length."""
         tuning, tokens = self.recipe, self.tokens
+        if tuning.objective_spec.generates:
+            prompts = self.steps * tuning.rows_per_step
+            prompt_tokens = sum(share.tokens for share in self.shares)
+            return tuning.grpo.answers_per_prompt * (prompt_tokens + prompts * tuning.grpo.max_answer_tokens)
         if not tuning.packing:
             return sum(share.tokens for share in self.shares)
         if not tokens.is_sample:
@@ -784,21 +788,31 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
 def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate: float) -> tuple[float, str]:
     """Return seconds and their basis: the newest similar training on this machine, or a formula."""
     tuning, hardware = survey.recipe, model_loading.describe_arithmetic()
-    same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing")
+    recipe = tuning.model_dump()
+    same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing", "grpo")
     for manifest in history:
         if (
             manifest.kind == "model"
             and manifest.summary.get("arithmetic") == hardware
-            and all(manifest.config.get(name) == getattr(tuning, name) for name in same)
+            and all(manifest.config.get(name) == recipe.get(name) for name in same)
             and manifest.summary.get("tokens_per_second")
         ):
             speed, digest = float(manifest.summary["tokens_per_second"]), manifest.content_sha256[:12]
             basis = f"{speed:.1f} tokens/s, as in the newest similar training run on this hardware, {digest}"
             return survey.trained_tokens / speed, basis
-    operations = survey.trained_tokens * resource_formulas.estimate_training_flops(
-        survey.shape, survey.tokens.mean_length
-    )
-    return operations / rate, _describe_rate(rate, "operations per training token")
+    length, grpo = survey.tokens.mean_length, tuning.grpo
+    if not tuning.objective_spec.generates:
+        operations = survey.trained_tokens * resource_formulas.estimate_training_flops(survey.shape, length)
+        return operations / rate, _describe_rate(rate, "operations per training token")
+    length += grpo.max_answer_tokens
+    forward = resource_formulas.estimate_forward_flops(survey.shape, length)
+    interval = training.plan_steps(survey.batched_rows, tuning).checkpoint_interval
+    validations = 1 + math.ceil(survey.steps / interval)
+    validated = min(tuning.validation_rows, survey.curated.verdicts.count_splits()["validation"])
+    per_token = resource_formulas.estimate_training_flops(survey.shape, length) + (2 if grpo.kl_weight else 1) * forward
+    operations = survey.trained_tokens * per_token + validations * validated * length * forward
+    work = "generation, reference model and training on answers of the maximum length, and the answers of validations"
+    return operations / rate, _describe_rate(rate, work)
 
 
 def _describe_rate(rate: float, work: str) -> str:

@@ -23,10 +23,9 @@ from components.fine_tuning.config import FineTuningConfig, PromptConfig
 from components.fine_tuning.optimizers import OPTIMIZERS
 from pipelines.planning.architectures import LINEAR_NAMES, Architecture, find_architecture
 from pipelines.planning.serving_size import VALUE_BYTES
-from pipelines.planning.sizing import OBJECTIVES, SizingRequest
+from pipelines.planning.sizing import DEFAULT_LENGTH, OBJECTIVES, SizingRequest
 from pipelines.planning.throughput import STACKS
 
-DEFAULT_BATCH = 16
 CHOICES: dict[str, tuple[str, ...]] = {
     "--precision": PRECISIONS,
     "--stack": tuple(STACKS),
@@ -113,7 +112,7 @@ def build_request(
     """
     architecture = find_architecture(model or strip_model_source(config.base_model))
     gpus = gpus or (config.processes if config.processes > 1 else None)
-    assumptions, default_batch = [], max(DEFAULT_BATCH, gpus or 1)
+    assumptions, default_batch = [], max(objectives.OBJECTIVES[config.objective].batch_rows, gpus or 1)
     if config.batch_size is None and options.get("global_batch") is None:
         assumptions.append(f"the global batch has {default_batch} rows")
     objective = config.objective
@@ -136,6 +135,16 @@ def build_request(
     }
     if config.max_length:
         recipe["length"] = config.max_length
+    if objectives.OBJECTIVES[objective].generates:
+        answers, tokens = config.grpo.answers_per_prompt, config.grpo.max_answer_tokens
+        recipe |= {
+            "micro_batch": (config.micro_batch_size or 1) * answers,
+            "global_batch": recipe["global_batch"] * answers,
+        }
+        recipe["length"] = (config.max_length or DEFAULT_LENGTH) + tokens
+        assumptions.append(f"each prompt has {answers} answers of {tokens:,} tokens")
+        if rows := options.get("rows"):
+            options["rows"] = rows * answers
     given = {name: value for name, value in options.items() if value is not None}
     request = SizingRequest(architecture, device, gpus, **{**recipe, **given})
     if request.mean_length is not None and request.mean_length > request.length:

@@ -57,6 +57,7 @@ RELEASE_PAGES = (
     "models",
     "preference-tuning",
     "promote-and-roll-back",
+    "reinforcement-learning",
     "runs",
     "signing",
     "storage",
@@ -117,6 +118,8 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dpo.yaml").write_text(
         json.dumps({**sources, **preferences, "evaluation": {"generations": 0, "suite": "none"}})
     )
+    rewarded = {**settings["fine_tuning"], "objective": "grpo", "grpo": {"rewards": [{"kind": "no_repetition"}], "max_answer_tokens": 8}}  # fmt: skip
+    (folder / "grpo.yaml").write_text(json.dumps({"fine_tuning": rewarded}))
     (folder / "platform.yaml").write_text("volume: {claim: tuneline}\n")
     shutil.copy(ROOT / "docs" / "examples" / "ci.sh", folder / "ci.sh")
     shutil.copytree(ROOT / "docs" / "examples" / "synthetic", folder / "docs" / "examples" / "synthetic")

@@ -1,0 +1,259 @@
+"""Rewards, their guards, and reinforcement learning on the tiny model: in the fast tier, because each training takes a second."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import model_loading
+from components.fine_tuning import batch_order, objectives, reward_guards, rewards, training_health
+from components.fine_tuning.config import FineTuningConfig, RewardConfig
+from components.fine_tuning.rewards import Rollout
+from components.fine_tuning.stage import finetune
+from tests.datasets import dataset_of, small_dataset
+from tests.fine_tuning.builders import build_conversation, build_dataset
+from tests.fine_tuning.recipes import REQUIRED_SETTINGS, recipe
+from tests.fine_tuning.test_recipes import interrupt_at_step_four
+from tests.note_recorder import NoteRecorder
+from tests.tiny import tiny_model, tiny_tokenizer
+
+SCHEMA = {"type": "object", "required": ["sum"], "properties": {"sum": {"type": "integer"}}}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return small_dataset(tmp_path_factory.mktemp("data") / "dataset")
+
+
+def tune(dataset: Artifact, tiny: Path, folder: Path, **changes: Any) -> tuple[Artifact, list[str]]:
+    reporter = NoteRecorder()
+    config = recipe(tiny, objective="grpo", **changes)
+    model = finetune(dataset, folder / "model", config, seed=3, state=folder / "state", reporter=reporter)
+    return model, reporter.notes
+
+
+def score(entry: dict[str, Any], answer: str, reference: str = "") -> float:
+    (reward,) = rewards.build_rewards([RewardConfig.model_validate(entry)])
+    return reward.score([Rollout("question", reference, answer)])[0]
+
+
+@pytest.mark.parametrize(
+    ("entry", "answer", "reference", "expected"),
+    [
+        ({"kind": "exact_match"}, "The sum.", "sum", 1.0),
+        ({"kind": "exact_match"}, "sums", "sum", 0.0),
+        ({"kind": "final_number"}, "3 + 4 makes 7.00", "It is 7", 1.0),
+        ({"kind": "final_number"}, "no number", "It is 7", 0.0),
+        ({"kind": "f1"}, "red blue", "blue", pytest.approx(2 / 3)),
+        ({"kind": "json_valid"}, '{"sum": 7}', "", 1.0),
+        ({"kind": "json_valid"}, '{"sum": 7} as asked', "", 0.0),
+        ({"kind": "json_schema", "json_schema": SCHEMA}, '```json\n{"sum": 7}\n```', "", 1.0),
+        ({"kind": "json_schema", "json_schema": SCHEMA}, '{"sum": "7"}', "", 0.0),
+        ({"kind": "json_match"}, '{"a": 1, "b": 3}', '{"a": 1, "b": 2}', 0.5),
+        ({"kind": "json_match"}, '{"a": 1, "c": 0}', '{"a": 1}', 0.5),
+        ({"kind": "json_match"}, "a: 1", '{"a": 1}', 0.0),
+        ({"kind": "json_match"}, "[1]", "[1]", 1.0),
+        ({"kind": "regex", "pattern": "yes|no"}, " no\n", "", 1.0),
+        ({"kind": "regex", "pattern": "yes|no"}, "no idea", "", 0.0),
+        ({"kind": "length", "max_words": 4}, "one two three four", "", 1.0),
+        ({"kind": "length", "max_words": 4}, "1 2 3 4 5 6", "", 0.5),
+        ({"kind": "length", "max_words": 4}, "1 2 3 4 5 6 7 8 9", "", 0.0),
+        ({"kind": "length", "max_words": 4}, " ", "", 0.0),
+        ({"kind": "no_repetition"}, "go on " * 20, "", 0.0),
+    ],
+)
+def test_reward_scores_answers(entry: dict[str, Any], answer: str, reference: str, expected: float) -> None:
+    assert score(entry, answer, reference) == expected
+
+
+def test_total_is_the_weighted_mean_and_repeated_kinds_have_numbers() -> None:
+    entries = [
+        {"kind": "json_valid", "weight": 3},
+        {"kind": "regex", "pattern": "x"},
+        {"kind": "regex", "pattern": "1", "weight": 0},
+    ]
+    weighted = rewards.build_rewards([RewardConfig.model_validate(entry) for entry in entries])
+    scores, totals = rewards.compute_totals(weighted, [Rollout("", "", "1"), Rollout("", "", "x")])
+    assert scores == {"json_valid": [1.0, 0.0], "regex": [0.0, 1.0], "regex_3": [1.0, 0.0]}
+    assert totals == [0.75, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": "grpo"}, "objective grpo requires grpo.rewards; found none"),
+        (
+            {"grpo": {"rewards": [{"kind": "json_valid"}]}},
+            "grpo.rewards cannot be used with sft; expected objective grpo",
+        ),
+        (
+            {"objective": "grpo", "grpo": {"rewards": [{"kind": "json_valid", "weight": 0}]}},
+            "grpo.rewards: every weight is 0; expected at least one above 0",
+        ),
+        ({"objective": "grpo", "grpo": {"rewards": [{"kind": "regex"}]}}, "regex requires pattern"),
+        (
+            {"objective": "grpo", "grpo": {"rewards": [{"kind": "regex", "pattern": "("}]}},
+            "pattern is not a regular expression: missing ), unterminated subpattern",
+        ),
+        (
+            {"objective": "grpo", "grpo": {"rewards": [{"kind": "json_schema", "json_schema": {"type": "objekt"}}]}},
+            "is not a valid JSON Schema: 'objekt' is not valid",
+        ),
+        (
+            {"objective": "grpo", "grpo": {"rewards": [{"kind": "json_valid", "max_words": 3}]}},
+            "max_words cannot be used with json_valid",
+        ),
+        (
+            {"objective": "grpo", "grpo": {"rewards": [{"kind": "json_valid"}]}, "packing": True},
+            "packing cannot be used with grpo",
+        ),
+        (
+            {"objective": "grpo", "grpo": {"rewards": [{"kind": "json_valid"}]}, "strategy": "fsdp2", "processes": 2},
+            "strategy fsdp2 cannot be used with grpo: generation with shards has not been tested; expected ddp",
+        ),
+        (
+            {
+                "objective": "grpo",
+                "grpo": {"rewards": [{"kind": "json_valid"}]},
+                "sweep": {"vary": {"grpo.rewards": [[{"kind": "f1"}]]}},
+            },
+            "grpo.rewards changes the definition of the validation loss",
+        ),
+    ],
+)
+def test_invalid_recipe_is_rejected(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)").replace(".", r"\.")):
+        FineTuningConfig.model_validate(changes)
+
+
+def test_unset_section_does_not_change_the_digest_of_other_recipes() -> None:
+    assert "grpo" not in FineTuningConfig().model_dump()
+
+
+def test_batches_repeat_rows_for_the_answers_and_the_last_is_completed() -> None:
+    rows = batch_order.repeat_batches([4, 2, 7], 2, answers=2, repeats=3)
+    assert rows == [4, 4, 2, 2] * 3 + [7, 7, 4, 4] * 3
+    sampler = batch_order.build_sampler([5, 6, 7], 2, seed=1, answers=2, repeats=3)
+    assert len(sampler) == len(list(sampler)) == 24
+    assert set(Counter(sampler)) == {0, 1, 2}
+
+
+def test_prompt_is_encoded_with_the_last_answer_as_reference() -> None:
+    tokenizer = tiny_tokenizer()
+    objective = objectives.OBJECTIVES["grpo"]
+    row = build_conversation("1", "What is 3 + 4?", "It is 7.", "And 5 + 5?", "It is 10.")
+    (prompt,) = objective.row_mappings["sft"].expand(row)
+    (example,) = objective.encode(tokenizer, prompt, 100).examples
+    assert (example["question"], example["reference"]) == ("And 5 + 5?", "It is 10.")
+    assert tokenizer.decode(example["prompt"]).endswith("And 5 + 5?<|im_end|>\n<|im_start|>assistant\n")
+    assert objective.encode(tokenizer, prompt, len(example["prompt"]) - 1).examples == []
+    assert list(objective.row_mappings["sft"].expand(build_conversation("2", "Only a question"))) == []
+
+
+def log_lines(count: int, **values: float) -> list[dict[str, float]]:
+    return [{"reward": 0.5, "answer_tokens": 20.0, "equal_reward_groups": 0.2, "kl": 0.1, **values}] * count
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ({"kl": 1.5}, "the divergence from the reference model is 1.5 nats per token; the limit is 1"),
+        ({"answer_tokens": 90.0}, "answers have 90 tokens on average, and had 20 in the first 10 steps"),
+        ({"answer_tokens": 4.0}, "answers have 4 tokens on average, and had 20 in the first 10 steps"),
+        ({"equal_reward_groups": 0.95}, "all answers to a prompt have the same reward for 95% of the prompts"),
+        (
+            {"reward": 0.9, "reward_truth": 0.1},
+            "the trained reward rises while truth, which is recorded only, falls",
+        ),
+    ],
+)
+def test_guard_raises_alarm(last: dict[str, float], message: str) -> None:
+    lines = log_lines(10, reward_truth=0.5) + log_lines(10, **{"reward_truth": 0.5, **last})
+    assert reward_guards.find_alarm(lines[:-1], 1.0, ["truth"]) is None
+    assert str(reward_guards.find_alarm(lines, 1.0, ["truth"])).startswith(message)
+
+
+def test_no_alarm_for_a_solved_task_or_a_healthy_training() -> None:
+    solved = log_lines(10) + log_lines(10, reward=0.99, equal_reward_groups=1.0)
+    assert reward_guards.find_alarm(solved, 1.0, []) is None
+    assert reward_guards.find_alarm(log_lines(10) + log_lines(10, reward=0.8, kl=3.0), None, []) is None
+
+
+def test_flat_reward_is_reported() -> None:
+    assert training_health.describe_stall([-0.1 * i for i in range(30)], are_rewards=True) is None
+    message = training_health.describe_stall([0.0] * 30, are_rewards=True)
+    assert str(message).startswith("the reward does not rise: mean 0 in the first 10 steps, 0 in the last 10.")
+
+
+def test_training_logs_rewards_and_samples_and_resumes_bit_identically(
+    dataset: Artifact, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNELINE_THREADS", "1")
+    expected, notes = tune(dataset, tiny, tmp_path / "whole")
+    assert "objective grpo trains on the prompts of the last answers" in notes
+    log = [json.loads(line) for line in (expected.path / "training.jsonl").read_text().splitlines()]
+    assert [line["validation_reward"] for line in log if "validation_reward" in line] == pytest.approx(
+        [1 - line["validation_loss"] for line in log if "validation_loss" in line]
+    )
+    step = next(line for line in log if line["step"] == 3 and "train_loss" in line)
+    assert step.keys() >= {
+        "reward_length",
+        "reward_no_repetition",
+        "kl",
+        "entropy",
+        "answer_tokens",
+        "truncated_answers",
+    }
+    samples = [json.loads(line) for line in (expected.path / "samples.jsonl").read_text().splitlines()]
+    assert Counter(line["step"] for line in samples) == {0: 4, 2: 4, 4: 4, 6: 4}
+    page = (expected.path / "report.html").read_text()
+    assert "Mean length of the answers." in page
+    assert "(reward 0" in page
+    interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed"))
+    resumed, _ = tune(dataset, tiny, tmp_path / "resumed")
+    assert (resumed.sha256, resumed.manifest.summary["resumed_from"]) == (expected.sha256, 4)
+    resumed_log = [json.loads(line) for line in (resumed.path / "training.jsonl").read_text().splitlines()]
+    assert [line.get("reward") for line in resumed_log] == [line.get("reward") for line in log]
+    assert (resumed.path / "samples.jsonl").read_bytes() == (expected.path / "samples.jsonl").read_bytes()
+
+
+def test_alarm_stops_training_and_a_repeated_call_returns_the_model(
+    dataset: Artifact, tiny: Path, tmp_path: Path
+) -> None:
+    settings = {**REQUIRED_SETTINGS["grpo"]["grpo"], "rewards": [{"kind": "regex", "pattern": "never"}]}
+    model, notes = tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=10, grpo=settings)
+    assert model.manifest.summary["steps"] == 20
+    assert str(model.manifest.summary["alarm"]).startswith("all answers to a prompt have the same reward for 100%")
+    assert any(note.startswith("training stops: all answers to a prompt have the same reward") for note in notes)
+    assert "Training was stopped by a guard: all answers" in (model.path / "report.html").read_text()
+    assert tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=10, grpo=settings)[0].sha256 == model.sha256
+
+
+def test_long_prompts_are_left_out_and_counted(tiny: Path, tmp_path: Path) -> None:
+    rows = [build_conversation(str(i), "word " * (1 if i else 200), "It is one.") for i in range(8)]
+    model, notes = tune(build_dataset(tmp_path / "data", "sft", rows), tiny, tmp_path, validation_rows=0, max_steps=2)
+    assert "1 training rows are left out: their prompts are longer than 96 tokens" in notes
+    assert model.manifest.summary["rows"]["train"] == 7
+
+
+def test_adapter_is_trained_further_and_preference_rows_give_prompts(tiny: Path, tmp_path: Path) -> None:
+    pairs = dataset_of("preference", tmp_path / "pairs")
+    supervised = finetune(
+        pairs, tmp_path / "sft", recipe(tiny), seed=3, state=tmp_path / "state", reporter=NoteRecorder()
+    )
+    model, _ = tune(pairs, tiny, tmp_path, initial_adapter=str(supervised.path), max_steps=2, checkpoint_every=2)
+    log = [json.loads(line) for line in (model.path / "training.jsonl").read_text().splitlines()]
+    first = next(line for line in log if "train_loss" in line)
+    assert first["kl"] == pytest.approx(0, abs=1e-5), "the reference is the adapter before the training"
+    assert (model.path / "adapter_model.safetensors").exists()
+    assert model_loading.load_tokenizer(model.path)
