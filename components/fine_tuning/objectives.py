@@ -129,6 +129,8 @@ class Objective:
             return self.row_mappings[kind]
         suitable = [name for name, objective in OBJECTIVES.items() if kind in objective.row_mappings]
         hint = f"Set fine_tuning.objective to {' or '.join(suitable)}."
+        if kind == "text":
+            hint = f"Write conversations from the documents with `tuneline synthesize`, or s{hint[1:-1]}, which trains no chat."
         raise InputError(
             f"{location} {kind} rows, which this objective cannot learn from; expected {self.accepted_rows}",
             hint=hint if suitable else "Curate rows of another kind.",

@@ -141,7 +141,7 @@ def _render_sweep(sweep: Sequence[SweepEntry]) -> str:
     metrics = {
         "validation loss": "validation_loss",
         "best step": "best_step",
-        "training loss": "train_loss",
+        "last training loss": "train_loss",
         "steps": "steps",
         "tokens per second": "tokens_per_second",
     }

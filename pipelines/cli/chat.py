@@ -243,6 +243,11 @@ def open_server(target: str, reporter: Reporter) -> Iterator[str]:
         yield target
         return
     if Path(target).is_dir():
+        if "/" not in target and not (Path(target) / "manifest.json").exists():
+            raise UsageError(
+                f"the folder {target} is no package",
+                hint=f"For the registered model of this name, use {target}@champion; {TARGET_HINT[0].lower()}{TARGET_HINT[1:]}",
+            )
         with serve_package(Path(target), reporter) as url:
             yield url
         return
@@ -285,7 +290,7 @@ def serve_package(repository: Path, reporter: Reporter) -> Iterator[str]:
     from pipelines.gateway import addresses
     from pipelines.gateway.process import GatewayOptions, running_gateway
 
-    artifact_folder.read_manifest(repository)  # another folder is refused before a server is announced
+    artifact_folder.read_manifest(repository, "repository")  # another folder is refused before a server is announced
     reporter.step("starting the server")
     with (
         artifact_store.keep_paths_in_use(repository),

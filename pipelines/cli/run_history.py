@@ -148,9 +148,14 @@ def open_report(
     run = run_folder.find_run(Workdir(workdir.absolute()), name)
     report = run_status.describe_run(run)["report"]
     if report is None:
+        others = (
+            one for one in run_folder.list_runs(Workdir(workdir.absolute())) if run_status.describe_run(one)["report"]
+        )
+        newest = next(others, None)
+        alternative = f" The newest run with a report is {newest.name}." if newest else ""
         raise UsageError(
             f"{run.name} has no report: its state is {run.state}",
-            hint=f"Run `tuneline status {run.name}` for its error, or `tuneline logs {run.name}` for its logs.",
+            hint=f"Run `tuneline status {run.name}` for its error, or `tuneline logs {run.name}` for its logs.{alternative}",
         )
     values = run.read()
     tracking_uri, mlflow_run = str(values.get("tracking_uri")), values.get("mlflow_run_id")

@@ -115,7 +115,7 @@ def finetune(
         result = single_stages.finetune_dataset(
             dataset, output, customization, settings, work, reporter, overwrite=overwrite
         )
-    lines = [f"{result.steps} steps, {result.tokens} tokens, training loss {result.train_loss:.4f}"]
+    lines = [f"{result.steps} steps, {result.tokens} tokens, training loss of the last step {result.train_loss:.4f}"]
     if result.sweep:
         best = ", ".join(f"{key}={value}" for key, value in result.sweep[0]["recipe"].items())
         lines.insert(0, f"the best of {len(result.sweep)} recipes: {best}")

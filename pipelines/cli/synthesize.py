@@ -14,6 +14,7 @@ from pipelines.cli.application import (
     JsonOption,
     OutputOption,
     SetOption,
+    TrackingUriOption,
     WorkdirOption,
     app,
     load_config,
@@ -241,6 +242,7 @@ def synthesize(
     sets: SetOption = [],  # noqa: B006
     overwrite: OverwriteRowsOption = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    tracking_uri: TrackingUriOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Write grounded rows from documents with a teacher model, as a source for `tuneline curate`.
@@ -282,7 +284,7 @@ def synthesize(
     judge_options = TeacherOptions("--judge", judge, judge_model, judge_key, *limits) if judge else None
     budget = TeacherBudget(input_price, output_price, max_cost, max_tokens)
     with (
-        open_workdir("synthesize", as_json, workdir) as (reporter, work),
+        open_workdir("synthesize", as_json, workdir, tracking_uri) as (reporter, work),
         synthesis_run.prepare(
             customization.data_curation, settings, teacher_options, judge_options, budget, output, work, reporter
         ) as prepared,
@@ -326,5 +328,4 @@ def _format_result(result: dict[str, Any], output: Path) -> list[str]:
         f"{result['requests']:,} requests, {tokens['input']:,} prompt tokens, {tokens['output']:,} answer tokens, "
         f"cost {result['cost']:,.4g}",
     ]
-    lines += [result["note"]] if result["note"] else []
     return [*lines, f"rows: {output / 'rows.jsonl'}", f"report: {output / 'report.html'}"]

@@ -44,7 +44,7 @@ def render_sections(comparison: Json) -> dict[str, str]:
     }
 
 
-RUN_HEAD = ["run", "state", "verdict", "model", "steps", "training loss", "validation loss", "seconds"]
+RUN_HEAD = ["run", "state", "verdict", "model", "steps", "last training loss", "validation loss", "seconds"]
 
 
 def list_run_rows(runs: Sequence[Json]) -> list[list[object]]:

@@ -66,6 +66,11 @@ class EndpointTeacher:
         try:  # the same conditions as for the judge of the curation
             JudgeSettings(url=options.source, model="any", credentials=options.key_variable)
         except ValidationError as error:
+            if error.errors()[0]["loc"] == ("credentials",):  # the value may be the key itself
+                raise UsageError(
+                    f"{option}-key is not the name of an environment variable",
+                    hint=f"Write the key to an environment variable, such as TEACHER_KEY, and set {option}-key TEACHER_KEY.",
+                ) from None
             raise UsageError(
                 f"{option}: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
                 hint=f"Specify a URL such as https://teacher.example/v1, and the name of an environment variable with {option}-key.",

@@ -152,10 +152,13 @@ class PreparedSynthesis:
                 "their documents have the maximum number of rows. Add documents, or raise --max-document-share."
             )
         elif accepted < requested:
-            note = (
-                f"{accepted:,} of {requested:,} rows: all passages were used. Add documents, raise --per-passage, or add "
-                "a template."
+            duplicates = result.reasons.get("near_duplicate", 0)
+            remedy = (
+                "Add documents: most rejected rows resemble another row."
+                if duplicates and duplicates == max(result.reasons.values())
+                else "Add documents, raise --per-passage, or add a template."
             )
+            note = f"{accepted:,} of {requested:,} rows: all passages were used. {remedy}"
         budget = self.budget
         return {
             "rows": {"requested": requested, "accepted": accepted, "rejected": result.reasons},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,16 @@ def open_teacher(options: TeacherOptions, work: Workdir, reporter: Reporter) -> 
         ConfigurationError: the API key is not set, or the model is not available.
         EngineMissingError: the endpoint does not answer, or rejects the key.
     """
+    if not options.source.strip():
+        raise UsageError(
+            f"{options.option} is empty",
+            hint="Specify a URL such as https://teacher.example/v1, a folder, or NAME@ALIAS.",
+        )
+    if re.match(r"[\w.-]+:\d+(/|$)", options.source):
+        raise UsageError(
+            f"{options.option}: {options.source!r} has no scheme",
+            hint=f"Write http://{options.source} or https://{options.source}.",
+        )
     if options.source.startswith(("http://", "https://")):
         yield EndpointTeacher.open(options)
         return

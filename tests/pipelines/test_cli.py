@@ -230,6 +230,8 @@ def test_error_object_has_kind_message_and_hint(
     assert error["kind"] == kind
     assert message in error["message"]
     assert error["hint"]
+    if arguments[:2] == ["finetune", "tiny"]:
+        assert error["hint"].startswith("Create a dataset with `tuneline curate`.")
     assert not (folder / "x").exists()
 
 

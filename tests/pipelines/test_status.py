@@ -382,3 +382,8 @@ def test_open_without_a_report_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path, "a", status="failed")
     error = refusal(2, "open", "a", "--workdir", "wd", cwd=tmp_path)
     assert error["message"] == "a has no report: its state is failed"
+    report = tmp_path / "report.html"
+    report.touch()
+    make_run(tmp_path, "b").update(status="finished", result={**RESULT, "report": str(report)})
+    error = refusal(2, "open", "a", "--workdir", "wd", cwd=tmp_path)
+    assert error["hint"].endswith("The newest run with a report is b.")

@@ -29,6 +29,7 @@ from components.common.runtime import cpu_cores, filesystem
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, UsageError
 
 MANIFEST_FILENAME = "manifest.json"
+CREATING_COMMANDS = {"dataset": "curate", "model": "finetune", "evaluation": "evaluate", "repository": "package"}
 SCHEMA_VERSION = 2  # of the manifests that `publish` writes; manifests of version 1 have no digest of themselves
 SCHEMA_PATTERN = re.compile(r"tuneline/[a-z_]+/v[1-9]\d*")
 UNFINISHED_MARKER = ".unfinished"
@@ -291,8 +292,8 @@ def parse_manifest(content: bytes | str) -> Manifest:
     return manifest
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a finished artifact without verifying its files.
+def read_manifest(folder: Path, *kinds: str) -> Manifest:
+    """Return the manifest of a finished artifact without verifying its files; `kinds` are the kinds that the hint names.
 
     Raises:
         UsageError: `folder` is not a folder.
@@ -304,7 +305,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise ArtifactDamagedError(
             f"{folder} has no {MANIFEST_FILENAME}: the artifact is unfinished, or the folder contains no artifact",
-            hint="Rerun the step that creates the artifact; the step resumes.",
+            hint=f"{_describe_creation(kinds)}Rerun an interrupted step; the step resumes.",
         )
     try:
         return parse_manifest(filesystem.read_bytes(path))
@@ -328,7 +329,7 @@ def read(folder: Path, *kinds: str) -> Artifact:
         UsageError: `folder` is not a folder, or the artifact's kind is not in `kinds`; without `kinds`, every kind is
             accepted.
     """
-    artifact = require_kind(Artifact(folder, read_manifest(folder)), kinds)
+    artifact = require_kind(Artifact(folder, read_manifest(folder, *kinds)), kinds)
     manifest = artifact.manifest
     for file in manifest.files:
         path = folder / file.path
@@ -349,9 +350,15 @@ def require_kind(artifact: Artifact, kinds: Sequence[str]) -> Artifact:
     if kinds and artifact.manifest.kind not in kinds:
         raise UsageError(
             f"{artifact.path} contains a {artifact.manifest.kind}; expected a {' or '.join(kinds)}",
-            hint="Check the order of the arguments.",
+            hint=f"{_describe_creation(kinds)}Check the order of the arguments.",
         )
     return artifact
+
+
+def _describe_creation(kinds: Sequence[str]) -> str:
+    """Return a sentence with the commands that create artifacts of these kinds; "" if none does."""
+    commands = [f"a {kind} with `tuneline {CREATING_COMMANDS[kind]}`" for kind in kinds if kind in CREATING_COMMANDS]
+    return f"Create {' or '.join(commands)}. " if commands else ""
 
 
 def is_intact(path: Path, file: ArtifactFile) -> bool:

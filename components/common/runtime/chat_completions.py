@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -68,6 +69,8 @@ def describe_failure(error: Exception) -> str:
     """Return the type of a failed request's error, and the system's message. Another text may contain the key."""
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     message = f": {os.strerror(cause.errno)}" if isinstance(cause, OSError) and cause.errno else ""
+    if isinstance(cause, socket.gaierror):  # its numbers are not those of the system's errors
+        message = f": {cause.strerror}"
     return type(cause).__name__ + message
 
 

@@ -114,8 +114,9 @@ def test_wrong_usage_is_refused(arguments: tuple[str, ...], message: str, tmp_pa
 def test_folder_that_is_not_a_package_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     result = run_in_process("chat", "folder", "--prompt", "Hello", cwd=tmp_path)
-    assert result.returncode == 1
-    assert result.stderr.startswith("tuneline: folder has no manifest.json")
+    assert result.returncode == 2
+    assert result.stderr.startswith("tuneline: the folder folder is no package")
+    assert "use folder@champion" in result.stderr
 
 
 def test_ctrl_c_stops_the_answer_and_sigterm_ends_the_chat(gateway: tuple[str, FakeModels], tmp_path: Path) -> None:

@@ -60,6 +60,27 @@ def test_invalid_teacher_url_is_a_usage_error(folder: Path, teacher: str, messag
     assert "secret" not in error["message"].replace("SECRET", "")
 
 
+@pytest.mark.parametrize(
+    ("teacher", "message", "hint"),
+    [
+        ("", "--teacher is empty", "Specify a URL"),
+        ("127.0.0.1:8000/v1", "--teacher: '127.0.0.1:8000/v1' has no scheme", "Write http://127.0.0.1:8000/v1"),
+        ("manuals@champion", "no registry exists yet, so model manuals does not exist", ""),
+    ],
+)
+def test_teacher_that_cannot_be_opened_is_named(folder: Path, teacher: str, message: str, hint: str) -> None:
+    """A registered version is looked up in the workdir's MLflow."""
+    error = refuse(folder, 1 if "@" in teacher else 2, teacher=teacher)
+    assert error["message"].startswith(message)
+    assert error["hint"].startswith(hint)
+
+
+def test_key_instead_of_a_variable_is_refused_and_not_printed(folder: Path) -> None:
+    error = refuse(folder, 2, "--teacher-key", "sk-123-abc")
+    assert error["message"] == "--teacher-key is not the name of an environment variable"
+    assert "sk-123" not in str(error)
+
+
 def test_options_of_an_endpoint_do_not_apply_to_a_local_model(folder: Path) -> None:
     error = refuse(folder, 2, "--teacher-model", "gpt", teacher="my-model")
     assert error["message"].startswith(
