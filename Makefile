@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run flywheel test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
+.PHONY: images images-check run flywheel test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -110,6 +110,9 @@ bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (
 
 bench-explanation: $(VENV)/.ready ## Compare explanations with retraining on random halves and with the deletion of words (10 minutes); writes docs/reference/benchmarks-explanation.md
 	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.influence --markdown docs/reference/benchmarks-explanation.md $(ARGS)
+
+bench-reinforcement: $(VENV)/.ready ## Train five tiny models with grpo after sft (20 minutes); writes docs/reference/benchmarks-reinforcement.md
+	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.reinforcement --workdir $(WORKDIR)/benchmark-reinforcement --markdown docs/reference/benchmarks-reinforcement.md $(ARGS)
 
 bench-storage: $(VENV)/.ready ## Compare the utilization that the storage benchmark measures with fio's (fio; root; 5 minutes); writes docs/reference/benchmarks-storage.md
 	@$(BIN)/python -P -m benchmarks.storage_utilization --workdir $(WORKDIR)/benchmark-storage --markdown docs/reference/benchmarks-storage.md $(ARGS)

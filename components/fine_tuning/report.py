@@ -13,6 +13,7 @@ from components.fine_tuning import sample_answers
 from components.fine_tuning.config import Recipe
 
 Log = Sequence[dict[str, Any]]
+METRIC_TITLES = {"validation_loss_before": "validation loss of the base model", "validation_loss": "validation loss"}
 MAX_PLOTTED_RECIPES = 10  # recipes of a sweep in one plot; more colours are hard to distinguish
 
 
@@ -51,8 +52,7 @@ def render_report(
         "tokens trained on": summary["tokens"],
         "tokens per second": round(summary["tokens_per_second"], 1),
         "last training loss": summary["train_loss"],
-        "validation loss of the base model": summary["validation_loss_before"],
-        "validation loss": summary["validation_loss"],
+        **{title: summary[name] for name, title in METRIC_TITLES.items()},
         "trained parameters": summary["parameters"]["trainable"],
     }
     speed = {
@@ -69,12 +69,21 @@ def render_report(
     if draws:
         distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
         seen = f"{distinct:,} of {summary['examples']:,} examples in {draws:,} draws"
-    sentences = [
-        f"Trained for {summary['epochs']:.2f} epochs on {summary['learned']} of {seen}. "
-        f"{rows['truncated']:,} rows were truncated to {config.max_length} tokens, which removed "
-        f"{rows['cut_tokens']:,} tokens ({rows['cut_share']:.1%} of all). {rows['without_answer']:,} other rows were "
-        "skipped, because they have no token to learn within that length."
-    ]
+    sentences = [f"Trained for {summary['epochs']:.2f} epochs on {summary['learned']} of {seen}."]
+    if config.objective_spec.generates:
+        sentences.append(
+            f"{rows['without_answer']:,} other rows were left out, because their prompts exceed {config.max_length} tokens."
+        )
+        for name in ("validation_loss_before", "validation_loss"):
+            if summary[name] is not None:
+                metrics[METRIC_TITLES[name].replace("loss", "reward")] = 1 - summary[name]
+            metrics.pop(METRIC_TITLES[name])
+    else:
+        sentences.append(
+            f"{rows['truncated']:,} rows were truncated to {config.max_length} tokens, which removed "
+            f"{rows['cut_tokens']:,} tokens ({rows['cut_share']:.1%} of all). {rows['without_answer']:,} other rows were "
+            "skipped, because they have no token to learn within that length."
+        )
     if config.packing:
         sentences.append(f"The rows were packed into {summary['examples']:,} rows of {config.max_length} tokens.")
     if summary["best_step"] and summary["best_step"] != summary["steps"]:

@@ -218,6 +218,8 @@ def test_training_logs_rewards_and_samples_and_resumes_bit_identically(
     assert Counter(line["step"] for line in samples) == {0: 4, 2: 4, 4: 4, 6: 4}
     page = (expected.path / "report.html").read_text()
     assert "Mean length of the answers." in page
+    assert "validation reward of the base model" in page
+    assert "0 other rows were left out, because their prompts exceed 96 tokens." in page
     assert "(reward 0" in page
     interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed"))
     resumed, _ = tune(dataset, tiny, tmp_path / "resumed")
