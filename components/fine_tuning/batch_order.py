@@ -100,7 +100,7 @@ def count_draws(
 def repeat_batches(rows: Sequence[int], batch: int, *, answers: int, repeats: int) -> list[int]:
     """Repeat each row of a batch `answers` times, and each batch `repeats` times, as TRL's GRPO trainer expects.
 
-    The last batch is completed with rows from the begin of the epoch.
+    The last batch is completed with rows from the beginning of the epoch.
     """
     complete = [rows[i % len(rows)] for i in range(batch * math.ceil(len(rows) / batch))]
     batches = (complete[i : i + batch] for i in range(0, len(complete), batch))

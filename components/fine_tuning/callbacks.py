@@ -35,6 +35,9 @@ METRIC_NAMES = {
     "rewards/accuracies": "preference_accuracy",
     "eval_rewards/margins": "validation_reward_margin",
     "eval_rewards/accuracies": "validation_preference_accuracy",
+}
+# Of objectives with rewards.
+REWARD_METRICS = {
     "reward": "reward",
     "eval_reward": "validation_reward",
     "kl": "kl",
@@ -171,21 +174,23 @@ class TrainingEvents:
         if not self.is_stall_reported and len(losses) == training_health.STALL_CHECK_STEP:
             self.is_stall_reported = self._report_stall(losses)
         if "train_loss" in values and self.alarm is None and (alarm := find_alarm(state.log_history, self.config)):
-            self.alarm = alarm
-            if self.config.grpo.on_alarm == "stop":
+            self.alarm, is_stopped = alarm, self.config.grpo.on_alarm == "stop"
+            if is_stopped:  # the last weights are validated too: they may be the only ones
+                control.should_evaluate = self.trainer.eval_dataset is not None
                 control.should_save = control.should_training_stop = True
-            self.reporter.note(f"{'training stops' if control.should_training_stop else 'warning'}: {alarm}")
+            self.reporter.note(f"{'training stops' if is_stopped else 'warning'}: {alarm}")
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.config.sample_prompts and self.trainer.is_world_process_zero():
-            sample_answers.log_answers(
-                self.folder / sample_answers.SAMPLES_FILENAME,
-                state.global_step,
-                self.trainer.accelerator.unwrap_model(self.trainer.model),
-                self.trainer.processing_class,
-                self.config.sample_prompts,
-                self.config.sample_tokens,
-            )
+            with self.trainer.accelerator.autocast():
+                sample_answers.log_answers(
+                    self.folder / sample_answers.SAMPLES_FILENAME,
+                    state.global_step,
+                    self.trainer.accelerator.unwrap_model(self.trainer.model),
+                    self.trainer.processing_class,
+                    self.config.sample_prompts,
+                    self.config.sample_tokens,
+                )
         if has_stopped_early(state.log_history, self.config.early_stopping):
             control.should_save = control.should_training_stop = True
 
@@ -245,12 +250,15 @@ def _list_losses(state: TrainerState) -> list[float]:
 
 
 def rename_metrics(logs: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the values that are logged, by their names in METRIC_NAMES; of each reward as reward_NAME."""
+    """Return the values that are logged, by their names in METRIC_NAMES and REWARD_METRICS; of each reward as reward_NAME."""
     values = {}
+    has_rewards = "reward" in logs or "eval_reward" in logs
     for name, value in logs.items():
+        if name in REWARD_METRICS and not has_rewards:  # TRL logs some of them for other objectives
+            continue
         found = REWARD_METRIC.fullmatch(name)
         reward_name = f"{'validation_' if found['split'] else ''}reward_{found['name']}" if found else ""
-        if value is not None and (renamed := METRIC_NAMES.get(name) or reward_name):
+        if value is not None and (renamed := METRIC_NAMES.get(name) or REWARD_METRICS.get(name) or reward_name):
             values[renamed] = float(value)
     return values
 
@@ -259,9 +267,21 @@ def find_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
     """Return the alarm of a guard at the end of the trainer's `log_history`; None without rewards or alarm."""
     if not config.objective_spec.generates:
         return None
-    steps = [rename_metrics(entry) for entry in history if "loss" in entry]
-    recorded = [reward.name for reward in rewards.build_rewards(config.grpo.rewards) if not reward.weight]
+    entries = [entry for entry in history if "loss" in entry]
+    window = reward_guards.WINDOW
+    if len(entries) < 2 * window:
+        return None
+    steps = [rename_metrics(entry) for entry in (*entries[:window], *entries[-window:])]
+    names = rewards.name_rewards(config.grpo.rewards)
+    recorded = [name for name, entry in zip(names, config.grpo.rewards, strict=True) if not entry.weight]
     return reward_guards.find_alarm(steps, config.grpo.max_kl, recorded)
+
+
+def find_first_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
+    """Return the first alarm of a guard during the training; None without rewards or alarm."""
+    entries = [entry for entry in history if "loss" in entry] if config.objective_spec.generates else []
+    alarms = (find_alarm(entries[:count], config) for count in range(len(entries) + 1))
+    return next(filter(None, alarms), None)
 
 
 def has_stopped_early(history: Sequence[LogLine], max_validations: int | None) -> bool:

@@ -63,7 +63,7 @@ class LoraConfig(Section):
         ge=0,
         lt=1,
         description="Dropout on the input of the update. A higher value reduces overfitting on small datasets. "
-        "0 is used by grpo, and if the update covers the weights of experts (docs/how-to/models.md).",
+        "grpo uses 0, as does an update of the weights of experts (docs/how-to/models.md).",
     )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear",
@@ -223,7 +223,7 @@ class RewardConfig(Section):
     weight: float = Field(
         1.0,
         ge=0,
-        description="Weight relative to the other rewards. 0: only recorded, to notice rewards that are exploited.",
+        description="Weight relative to the other rewards. 0: only recorded, to detect exploited rewards.",
     )
     pattern: str | None = Field(None, description="regex: Python regular expression for the whole answer.")
     json_schema: dict[str, Any] | None = Field(None, description="json_schema: JSON Schema that the answer must match.")
@@ -248,7 +248,7 @@ class RewardConfig(Section):
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"pattern is not a regular expression: {error}") from None
         return self
 
@@ -292,7 +292,7 @@ class GrpoConfig(Section):
         "stop",
         description="Reaction to a guard: the divergence exceeds max_kl, answers become much longer or shorter, all answers "
         "to most prompts have the same reward, or a reward of weight 0 falls while the total rises. stop: save, and use the "
-        "checkpoint with the highest validation reward. note: report it once.",
+        "checkpoint with the highest validation reward. note: report the first alarm.",
     )
 
 
@@ -625,7 +625,7 @@ class FineTuningConfig(Section):
 
     @property
     def has_lora_dropout(self) -> bool:
-        """Whether low-rank updates use dropout, which stores additional activations; a model that generates has none."""
+        """Whether low-rank updates use dropout, which stores additional activations; False for objectives that generate."""
         return self.adaptation_spec.is_low_rank and self.lora.dropout > 0 and not self.objective_spec.generates
 
     @model_validator(mode="after")

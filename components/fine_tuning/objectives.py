@@ -130,7 +130,7 @@ class Objective:
         suitable = [name for name, objective in OBJECTIVES.items() if kind in objective.row_mappings]
         hint = f"Set fine_tuning.objective to {' or '.join(suitable)}."
         if kind == "text":
-            hint = f"Write conversations from the documents with `tuneline synthesize`, or s{hint[1:-1]}, which trains no chat."
+            hint = f"Write conversations from the documents with `tuneline synthesize`. {hint[:-1]} to learn the texts themselves."
         raise InputError(
             f"{location} {kind} rows, which this objective cannot learn from; expected {self.accepted_rows}",
             hint=hint if suitable else "Curate rows of another kind.",
@@ -198,7 +198,9 @@ def _encode_pair(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) 
 
 
 def _encode_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
-    """Encode a prompt up to the begin of the answer; no example for a longer prompt, whose question would change."""
+    """Encode a prompt up to the beginning of the answer; no example without a reference, or for a prompt that is too long."""
+    if not row["reference"]:
+        return EncodedRow([], 0)
     ids = chat_templates.encode_prompt(tokenizer, row["prompt"], _parse_tools(row))
     if len(ids) > max_length:
         return EncodedRow([], 0)
@@ -207,12 +209,20 @@ def _encode_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int
 
 
 def _to_prompt(row: Row, kind: str) -> Iterable[Row]:
-    """Return the prompt of a conversation's last answer, with this answer as the reference."""
-    messages = conversation_rows.extract_conversation(kind, row) or []
-    if len(messages) < 2 or messages[-1]["role"] != "assistant" or not messages[-1]["content"]:
+    """Return the prompt of a conversation's last answer, with this answer as the reference; "" if it has no text."""
+    messages = conversation_rows.extract_conversation(kind, row)
+    if not messages:
         return []
-    question, reference = messages[-2]["content"] or "", messages[-1]["content"]
-    return [{"prompt": messages[:-1], "question": question, "reference": reference, "tools": row.get("tools")}]
+    has_answer = len(messages) > 1 and messages[-1]["role"] == "assistant"
+    prompt, reference = (messages[:-1], messages[-1]["content"] or "") if has_answer else (messages, "")
+    return [
+        {
+            "prompt": prompt,
+            "question": prompt[-1]["content"] or "",
+            "reference": reference,
+            "tools": row.get("tools"),
+        }
+    ]
 
 
 def _keep_row(row: Row) -> Iterable[Row]:

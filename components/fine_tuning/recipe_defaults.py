@@ -124,10 +124,11 @@ def _choose_max_length(
         length, reason = preset.longest, f"{reason}, and preset {config.preset} allows {preset.longest:,}"
     context = get_context_length(config, model_config)
     if context is not None and context < MIN_LENGTH:
+        is_answer = config.objective_spec.generates
+        setting = "fine_tuning.grpo.max_answer_tokens" if is_answer else "fine_tuning.prompt.virtual_tokens"
         raise ConfigurationError(
-            f"fine_tuning.prompt.virtual_tokens leaves {context} tokens of the model's context; expected at least "
-            f"{MIN_LENGTH}",
-            hint="Reduce fine_tuning.prompt.virtual_tokens.",
+            f"{setting} leaves {context} tokens of the model's context; expected at least {MIN_LENGTH}",
+            hint=f"Reduce {setting}.",
         )
     if context and length > context:
         length, reason = context, f"{reason}, and the model's context is {context:,}"
@@ -221,10 +222,11 @@ def check_memory(recipe: Recipe, longest_example: int, shape: ModelShape, device
 
 
 def get_context_length(config: FineTuningConfig, model_config: Any) -> int | None:
-    """Return the context in tokens with the recipe's scaling, less its virtual tokens; None without a limit."""
+    """Return the context in tokens with the recipe's scaling, less virtual tokens and generated answers; None without a limit."""
     positions = getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
     virtual_tokens = config.prompt.virtual_tokens if config.adaptation_spec.is_prompt_based else 0
-    return round(config.rope_scaling.factor * positions) - virtual_tokens if positions else None
+    answer_tokens = config.grpo.max_answer_tokens if config.objective_spec.generates else 0
+    return round(config.rope_scaling.factor * positions) - virtual_tokens - answer_tokens if positions else None
 
 
 def describe_exceeded_context(recipe: Recipe, model_config: Any) -> str | None:

@@ -72,7 +72,8 @@ def render_report(
     sentences = [f"Trained for {summary['epochs']:.2f} epochs on {summary['learned']} of {seen}."]
     if config.objective_spec.generates:
         sentences.append(
-            f"{rows['without_answer']:,} other rows were left out, because their prompts exceed {config.max_length} tokens."
+            f"{rows['without_answer']:,} other rows were left out: their prompts exceed {config.max_length} "
+            "tokens, or their conversations do not end with a text answer."
         )
         for name in ("validation_loss_before", "validation_loss"):
             if summary[name] is not None:

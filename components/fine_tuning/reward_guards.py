@@ -11,7 +11,9 @@ WINDOW = 10  # steps that a guard averages, so that one unusual batch raises no 
 MAX_LENGTH_RATIO = 4.0  # of the mean answer length, relative to the first steps
 MAX_EQUAL_GROUPS = 0.9  # share of prompts whose answers all have the same reward, which teach nothing
 SOLVED_REWARD = 0.9  # groups with equal rewards are expected if nearly every answer is right
-MIN_STANDARD_ERRORS = 2.0  # a smaller difference of two means is not significant
+# A recorded reward is compared at every step, so that small differences would raise false alarms.
+MIN_STANDARD_ERRORS = 4.0
+MIN_CHANGE = 0.05  # of a reward, from 0 to 1
 
 LogLine = dict[str, Any]
 
@@ -23,7 +25,7 @@ def find_alarm(steps: Sequence[LogLine], max_kl: float | None, recorded_rewards:
     reference model grows. A reward of weight 0 is such a held-out measure.
 
     Args:
-        steps: Log lines of the training steps, in order, with METRIC_NAMES' names.
+        steps: Log lines of the training steps, in order, with METRIC_NAMES' names. Only the first and the last WINDOW count.
         max_kl: Largest mean divergence from the reference model, in nats per token. None: no limit.
         recorded_rewards: Names of the rewards with weight 0.
     """
@@ -51,10 +53,10 @@ def _mean(lines: Sequence[LogLine], name: str) -> float | None:
 
 
 def _changes_by(first: Sequence[LogLine], last: Sequence[LogLine], name: str) -> float:
-    """Return the difference of the means if it is significant; otherwise 0."""
+    """Return the difference of the means if it is significant and not small; otherwise 0."""
     groups = [[line[name] for line in lines if name in line] for lines in (first, last)]
     if min(map(len, groups)) < 2:
         return 0.0
     before, after = map(statistics.fmean, groups)
     error = math.sqrt(sum(statistics.variance(values) / len(values) for values in groups))
-    return after - before if abs(after - before) > MIN_STANDARD_ERRORS * error else 0.0
+    return after - before if abs(after - before) > max(MIN_STANDARD_ERRORS * error, MIN_CHANGE) else 0.0

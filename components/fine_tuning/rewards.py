@@ -74,7 +74,7 @@ def score_json_match(answer: str, reference: str) -> float:
         return float(found == expected)
     keys = found.keys() | expected.keys()
     equal = [key for key in keys if key in found and key in expected and found[key] == expected[key]]
-    return len(equal) / max(len(keys), 1)
+    return len(equal) / len(keys) if keys else 1.0
 
 
 def _build_regex_scorer(config: RewardConfig) -> Scorer:
@@ -123,8 +123,10 @@ REWARDS: dict[RewardName, Reward] = {
         is_required=True,
     ),
     "no_repetition": Reward(
-        "the answer does not repeat its words",
-        lambda _: _score_each(lambda rollout: float(not repetition.is_repetitive(rollout.answer))),
+        "the answer is not empty and does not repeat its words",
+        lambda _: _score_each(
+            lambda rollout: float(bool(rollout.answer.strip()) and not repetition.is_repetitive(rollout.answer))
+        ),
     ),
 }
 
@@ -138,18 +140,28 @@ class WeightedReward:
     score: Scorer
 
 
+def name_rewards(entries: Sequence[RewardConfig]) -> list[str]:
+    """Return the names of the entries in metrics: their kinds. A kind that is listed again has its position in its name."""
+    kinds = [entry.kind for entry in entries]
+    return [f"{kind}_{number}" if kind in kinds[: number - 1] else kind for number, kind in enumerate(kinds, start=1)]
+
+
+def normalize_weights(entries: Sequence[RewardConfig]) -> list[float]:
+    """Return the weights of the entries, scaled to a sum of 1."""
+    total = sum(entry.weight for entry in entries)
+    return [entry.weight / total for entry in entries]
+
+
 def build_rewards(entries: Sequence[RewardConfig]) -> list[WeightedReward]:
-    """Return the rewards, with weights that sum to 1. A kind that is listed again has its position in its name.
+    """Return the rewards, with weights that sum to 1.
 
     Raises:
-        ConfigurationError: the JSON schema is invalid.
+        ConfigurationError: a JSON schema is invalid.
     """
-    total, seen, rewards = sum(entry.weight for entry in entries), set[str](), []
-    for number, entry in enumerate(entries, start=1):
-        name = f"{entry.kind}_{number}" if entry.kind in seen else entry.kind
-        seen.add(entry.kind)
-        rewards.append(WeightedReward(name, entry.weight / total, REWARDS[entry.kind].build(entry)))
-    return rewards
+    return [
+        WeightedReward(name, weight, REWARDS[entry.kind].build(entry))
+        for name, weight, entry in zip(name_rewards(entries), normalize_weights(entries), entries, strict=True)
+    ]
 
 
 def compute_totals(

@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer with tokenized prompts, tuneline's rewards, and a validation without sampling."""
+"""TRL's GRPO trainer with tokenized prompts, tuneline's rewards, and greedy validation."""
 
 from __future__ import annotations
 
@@ -56,12 +56,18 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> t
             """Return the prompts, which are already tokenized."""
             return prompts, None, {}
 
+        def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+            """Generate in the compute precision. PEFT's `generate` bypasses the forward that Accelerate wraps."""
+            with self.accelerator.autocast():
+                return super()._generate_single_turn(*args, **kwargs)
+
         def evaluate(self, *_: object, **__: object) -> dict[str, float]:
             """Answer the validation prompts greedily, which consumes no random numbers, and log the mean rewards."""
             self.model.eval()
             rows = self.eval_dataset
             batch = self.args.per_device_eval_batch_size
             totals = torch.zeros(len(weighted) + 2, dtype=torch.float64)  # of each reward, of all, and of answer tokens
+            samples: list[tuple[Rollout, float]] = []
             process, processes = self.accelerator.process_index, self.accelerator.num_processes
             for start in range(0, len(rows), batch * processes):
                 indices = range(start + process * batch, min(start + (process + 1) * batch, len(rows)))
@@ -79,9 +85,11 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> t
                 totals += torch.tensor(
                     [*(sum(values) for values in scores.values()), sum(sums), sum(map(len, ids))], dtype=torch.float64
                 )
-                if start == 0 and self.is_world_process_zero():
-                    self._log_samples(rollouts[:LOGGED_SAMPLES], sums)
+                if start == 0:
+                    samples = list(zip(rollouts, sums, strict=True))[:LOGGED_SAMPLES]
             means = self.accelerator.reduce(totals.float().to(self.accelerator.device), "sum") / len(rows)
+            if self.is_world_process_zero():  # after the other processes have started, which delete old samples
+                self._log_samples(samples)
             *by_reward, total, tokens = means.tolist()
             metrics = {
                 "eval_loss": 1 - total,
@@ -104,9 +112,9 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> t
             finally:
                 self.generation_config, self.generation_kwargs = sampling
 
-        def _log_samples(self, rollouts: Sequence[Rollout], sums: Sequence[float]) -> None:
+        def _log_samples(self, samples: Sequence[tuple[Rollout, float]]) -> None:
             with samples_path.open("a", encoding="utf-8") as file:
-                for rollout, reward in zip(rollouts, sums, strict=False):
+                for rollout, reward in samples:
                     line = {"step": self.state.global_step, "prompt": rollout.question, "answer": rollout.answer}
                     file.write(json.dumps({**line, "reward": round(reward, 4)}, ensure_ascii=False) + "\n")
 

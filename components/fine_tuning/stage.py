@@ -363,7 +363,8 @@ def tokenize(
         )
     if config.objective_spec.generates and counts.without_answer:
         reporter.note(
-            f"{counts.without_answer} training rows are left out: their prompts are longer than {config.max_length} tokens"
+            f"{counts.without_answer} training rows are left out: their prompts are longer than {config.max_length} tokens, or "
+            "their conversations do not end with a text answer"
         )
     for warning in _describe_limits(splits.train, config):
         reporter.note(warning)

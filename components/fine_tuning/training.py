@@ -342,7 +342,7 @@ def _build_arguments(
             "max_completion_length": config.grpo.max_answer_tokens,
             "temperature": config.grpo.temperature,
             "beta": config.grpo.kl_weight,
-            "reward_weights": [reward.weight for reward in rewards.build_rewards(config.grpo.rewards)],
+            "reward_weights": rewards.normalize_weights(config.grpo.rewards),
             "disable_dropout": True,  # the model that generates is the model that is trained
         }
     else:
@@ -586,7 +586,7 @@ def _build_result(
         warmup_steps=int(trainer.args.warmup_steps),
         sources=_count_shares(splits, config, trainer.args.seed, steps_done),
         choices=settings.reasons,
-        alarm=callbacks.find_alarm(history, config),
+        alarm=callbacks.find_first_alarm(history, config),
         startup=timer.seconds,
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from components.common.runtime.errors import TrainingError
 
 STALL_CHECK_STEP = 30  # step of the first check for a stalled loss; the second check is at the end
+SOLVED_REWARD = 0.9  # a mean reward that need not rise
 MIN_STANDARD_ERRORS = 1.0  # a smaller difference of two means is not significant
 # MLPerf Storage requires accelerators to be busy 90% of the time (submission rules, "accelerator utilization").
 MAX_WAIT_FRACTION = 0.1
@@ -60,6 +61,8 @@ def describe_stall(losses: Sequence[float], *, are_rewards: bool = False) -> str
     error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / third)
     before, after = statistics.fmean(first), statistics.fmean(last)
     if before - after > MIN_STANDARD_ERRORS * error and before > after:
+        return None
+    if are_rewards and -after >= SOLVED_REWARD:
         return None
     if are_rewards:
         return (

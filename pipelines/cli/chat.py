@@ -245,7 +245,7 @@ def open_server(target: str, reporter: Reporter) -> Iterator[str]:
     if Path(target).is_dir():
         if "/" not in target and not (Path(target) / "manifest.json").exists():
             raise UsageError(
-                f"the folder {target} is no package",
+                f"the folder {target} is not a package",
                 hint=f"For the registered model of this name, use {target}@champion; {TARGET_HINT[0].lower()}{TARGET_HINT[1:]}",
             )
         with serve_package(Path(target), reporter) as url:

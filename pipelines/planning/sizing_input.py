@@ -135,7 +135,7 @@ def build_request(
     }
     if config.max_length:
         recipe["length"] = config.max_length
-    if objectives.OBJECTIVES[objective].generates:
+    if objectives.OBJECTIVES[objective].generates and not options.get("objective"):
         answers, tokens = config.grpo.answers_per_prompt, config.grpo.max_answer_tokens
         recipe |= {
             "micro_batch": (config.micro_batch_size or 1) * answers,

@@ -35,6 +35,7 @@ from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
 from tests.datasets import dataset_of, small_dataset
 from tests.fine_tuning.loading_memory import measure_loading
+from tests.fine_tuning.recipes import REQUIRED_SETTINGS
 from tests.model_families import FAMILIES, write_model
 from tests.tiny import tiny_model
 
@@ -207,6 +208,32 @@ def test_two_processes_nearly_match_one_with_incomplete_last_batch(
     )
     assert max_difference(*complete) <= MAX_LOSS_DIFFERENCE
     assert 0 < max_difference(*incomplete) <= MAX_RAGGED_LOSS_DIFFERENCE
+
+
+def test_two_processes_generate_and_validate_together(
+    tiny: Path, dataset: Artifact, tmp_path: Path, worker_pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampled answers differ from those of one process; the greedy answers before the training are equal. Of three validation
+    rows, the second process has one or none."""
+    monkeypatch.setattr(launch, "run", worker_pool.run)
+    changes = {
+        "objective": "grpo",
+        **REQUIRED_SETTINGS["grpo"],
+        "micro_batch_size": 1,
+        "validation_rows": 3,
+        **NO_DROPOUT,
+    }
+    reference, *distributed = (
+        tune(dataset, tiny, tmp_path / name / "model", processes=processes, **changes)
+        for name, processes in (("one", 1), ("two", 2), ("again", 2))
+    )
+    assert worker_pool.exit_codes() == [0, 0]
+    names = ("validation_reward", "validation_answer_tokens")
+    rewards, expected = read_metrics(distributed[0], *names), read_metrics(reference, *names)
+    assert [rewards[0, name] for name in names] == pytest.approx([expected[0, name] for name in names])
+    assert rewards.keys() == expected.keys()
+    assert distributed[0].manifest.summary["rows_seen"] == reference.manifest.summary["rows_seen"] == 24
+    assert distributed[0].sha256 == distributed[1].sha256
 
 
 class Recorder(SilentReporter):

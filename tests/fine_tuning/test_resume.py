@@ -38,7 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-LONG_TIER = ("full", "lora, packed", "dpo", "grpo")
+LONG_TIER = ("full", "lora, packed", "dpo")
 
 
 def tiered(*names: str) -> list[Any]:

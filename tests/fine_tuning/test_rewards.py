@@ -63,6 +63,10 @@ def score(entry: dict[str, Any], answer: str, reference: str = "") -> float:
         ({"kind": "json_match"}, '{"a": 1, "c": 0}', '{"a": 1}', 0.5),
         ({"kind": "json_match"}, "a: 1", '{"a": 1}', 0.0),
         ({"kind": "json_match"}, "[1]", "[1]", 1.0),
+        ({"kind": "json_match"}, "{}", "{}", 1.0),
+        ({"kind": "json_schema", "json_schema": {"multipleOf": 0.01}}, "1e400", "", 0.0),
+        ({"kind": "json_schema", "json_schema": {"multipleOf": 0.01}}, "9" * 4000, "", 0.0),
+        ({"kind": "no_repetition"}, " ", "", 0.0),
         ({"kind": "regex", "pattern": "yes|no"}, " no\n", "", 1.0),
         ({"kind": "regex", "pattern": "yes|no"}, "no idea", "", 0.0),
         ({"kind": "length", "max_words": 4}, "one two three four", "", 1.0),
@@ -157,7 +161,8 @@ def test_prompt_is_encoded_with_the_last_answer_as_reference() -> None:
     assert (example["question"], example["reference"]) == ("And 5 + 5?", "It is 10.")
     assert tokenizer.decode(example["prompt"]).endswith("And 5 + 5?<|im_end|>\n<|im_start|>assistant\n")
     assert objective.encode(tokenizer, prompt, len(example["prompt"]) - 1).examples == []
-    assert list(objective.row_mappings["sft"].expand(build_conversation("2", "Only a question"))) == []
+    (unanswered,) = objective.row_mappings["sft"].expand(build_conversation("2", "Only a question"))
+    assert objective.encode(tokenizer, unanswered, 100).examples == []
 
 
 def log_lines(count: int, **values: float) -> list[dict[str, float]]:
@@ -187,9 +192,17 @@ def test_no_alarm_for_a_solved_task_or_a_healthy_training() -> None:
     solved = log_lines(10) + log_lines(10, reward=0.99, equal_reward_groups=1.0)
     assert reward_guards.find_alarm(solved, 1.0, []) is None
     assert reward_guards.find_alarm(log_lines(10) + log_lines(10, reward=0.8, kl=3.0), None, []) is None
+    slightly_lower = log_lines(10, reward_truth=0.5) + log_lines(10, reward=0.9, reward_truth=0.46)
+    assert reward_guards.find_alarm(slightly_lower, None, ["truth"]) is None
+
+
+def test_model_that_generates_computes_in_bfloat16(dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
+    model, _ = tune(dataset, tiny, tmp_path, precision="bfloat16", max_steps=2, sample_prompts=["What?"])
+    assert model.manifest.summary["steps"] == 2
 
 
 def test_flat_reward_is_reported() -> None:
+    assert training_health.describe_stall([-1.0] * 30, are_rewards=True) is None
     assert training_health.describe_stall([-0.1 * i for i in range(30)], are_rewards=True) is None
     message = training_health.describe_stall([0.0] * 30, are_rewards=True)
     assert str(message).startswith("the reward does not rise: mean 0 in the first 10 steps, 0 in the last 10.")
@@ -219,7 +232,7 @@ def test_training_logs_rewards_and_samples_and_resumes_bit_identically(
     page = (expected.path / "report.html").read_text()
     assert "Mean length of the answers." in page
     assert "validation reward of the base model" in page
-    assert "0 other rows were left out, because their prompts exceed 96 tokens." in page
+    assert "0 other rows were left out: their prompts exceed 96" in page
     assert "(reward 0" in page
     interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed"))
     resumed, _ = tune(dataset, tiny, tmp_path / "resumed")
@@ -233,18 +246,21 @@ def test_alarm_stops_training_and_a_repeated_call_returns_the_model(
     dataset: Artifact, tiny: Path, tmp_path: Path
 ) -> None:
     settings = {**REQUIRED_SETTINGS["grpo"]["grpo"], "rewards": [{"kind": "regex", "pattern": "never"}]}
-    model, notes = tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=10, grpo=settings)
-    assert model.manifest.summary["steps"] == 20
+    model, notes = tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=25, grpo=settings)
+    assert (model.manifest.summary["steps"], model.manifest.summary["validation_loss"]) == (20, 1.0)
     assert str(model.manifest.summary["alarm"]).startswith("all answers to a prompt have the same reward for 100%")
     assert any(note.startswith("training stops: all answers to a prompt have the same reward") for note in notes)
     assert "Training was stopped by a guard: all answers" in (model.path / "report.html").read_text()
-    assert tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=10, grpo=settings)[0].sha256 == model.sha256
+    assert tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=25, grpo=settings)[0].sha256 == model.sha256
 
 
 def test_long_prompts_are_left_out_and_counted(tiny: Path, tmp_path: Path) -> None:
     rows = [build_conversation(str(i), "word " * (1 if i else 200), "It is one.") for i in range(8)]
     model, notes = tune(build_dataset(tmp_path / "data", "sft", rows), tiny, tmp_path, validation_rows=0, max_steps=2)
-    assert "1 training rows are left out: their prompts are longer than 96 tokens" in notes
+    assert (
+        "1 training rows are left out: their prompts are longer than 96 tokens, or their conversations do not end with a text answer"
+        in notes
+    )
     assert model.manifest.summary["rows"]["train"] == 7
 
 

@@ -90,7 +90,7 @@ def score_schema(answer: str, validator: Validator) -> float:
 
     try:
         return float(validator.is_valid(parse_json_answer(answer)))
-    except (InvalidJSONAnswerError, RecursionError):
+    except (InvalidJSONAnswerError, RecursionError, OverflowError):  # a number too large for `multipleOf`
         return 0.0
     except Unresolvable as error:
         raise ConfigurationError(

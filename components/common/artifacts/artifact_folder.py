@@ -293,7 +293,7 @@ def parse_manifest(content: bytes | str) -> Manifest:
 
 
 def read_manifest(folder: Path, *kinds: str) -> Manifest:
-    """Return the manifest of a finished artifact without verifying its files; `kinds` are the kinds that the hint names.
+    """Return the manifest of a finished artifact without verifying its files; `kinds`: expected kinds, for the hint.
 
     Raises:
         UsageError: `folder` is not a folder.
@@ -357,7 +357,11 @@ def require_kind(artifact: Artifact, kinds: Sequence[str]) -> Artifact:
 
 def _describe_creation(kinds: Sequence[str]) -> str:
     """Return a sentence with the commands that create artifacts of these kinds; "" if none does."""
-    commands = [f"a {kind} with `tuneline {CREATING_COMMANDS[kind]}`" for kind in kinds if kind in CREATING_COMMANDS]
+    commands = [
+        f"{'an' if kind[0] in 'ae' else 'a'} {kind} with `tuneline {CREATING_COMMANDS[kind]}`"
+        for kind in kinds
+        if kind in CREATING_COMMANDS
+    ]
     return f"Create {' or '.join(commands)}. " if commands else ""
 
 

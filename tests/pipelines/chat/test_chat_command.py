@@ -115,7 +115,7 @@ def test_folder_that_is_not_a_package_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     result = run_in_process("chat", "folder", "--prompt", "Hello", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.startswith("tuneline: the folder folder is no package")
+    assert result.stderr.startswith("tuneline: the folder folder is not a package")
     assert "use folder@champion" in result.stderr
 
 
