@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from components.common.answer_metrics import numeric_answers, text_similarity
+from components.common.answer_metrics import numeric_answers, squad_metrics, text_similarity
 from components.common.runtime.reporters import SilentReporter
 from components.evaluation.task_interface import Scores, TaskContext
 from components.evaluation.tasks import lm_eval_runner, record_files
@@ -125,10 +125,10 @@ def likeness(data: Path, items: int) -> Iterator[Agreement]:
     for what, ours, theirs in (
         (
             "exact match, SQuAD's script",
-            text_similarity.exact_match,
+            squad_metrics.exact_match,
             lambda one, other: squad.normalize_answer(one) == squad.normalize_answer(other),
         ),
-        ("token F1, SQuAD's script", text_similarity.f1, lambda one, other: squad.f1_abstractive([one], [other])),
+        ("token F1, SQuAD's script", squad_metrics.f1, lambda one, other: squad.f1_abstractive([one], [other])),
         ("ROUGE-L, by its definition", text_similarity.rouge_l, _rouge),
         ("chrF, by its definition", text_similarity.chrf, _chrf),
     ):

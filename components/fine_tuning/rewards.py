@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from components.common.answer_metrics import json_answers, numeric_answers, repetition, text_similarity
+from components.common.answer_metrics import json_answers, numeric_answers, repetition, squad_metrics
 
 if TYPE_CHECKING:
     from components.fine_tuning.config import RewardConfig
@@ -95,7 +95,7 @@ def _build_length_scorer(config: RewardConfig) -> Scorer:
 REWARDS: dict[RewardName, Reward] = {
     "exact_match": Reward(
         "the answer equals the row's answer, without case, punctuation and articles",
-        lambda _: _score_each(lambda rollout: text_similarity.exact_match(rollout.answer, [rollout.reference])),
+        lambda _: _score_each(lambda rollout: squad_metrics.exact_match(rollout.answer, [rollout.reference])),
     ),
     "final_number": Reward(
         "the last number of the answer equals that of the row's answer",
@@ -103,7 +103,7 @@ REWARDS: dict[RewardName, Reward] = {
     ),
     "f1": Reward(
         "words that the answer shares with the row's answer (F1)",
-        lambda _: _score_each(lambda rollout: text_similarity.f1(rollout.answer, [rollout.reference])),
+        lambda _: _score_each(lambda rollout: squad_metrics.f1(rollout.answer, [rollout.reference])),
     ),
     "json_valid": Reward(
         "the answer is a JSON value", lambda _: _score_each(lambda rollout: json_answers.score_json(rollout.answer))

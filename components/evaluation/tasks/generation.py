@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from components.common.answer_metrics import json_answers, numeric_answers, text_similarity
+from components.common.answer_metrics import json_answers, numeric_answers, squad_metrics, text_similarity
 from components.common.artifacts import hashing
 from components.common.runtime.errors import InputError
 from components.evaluation.task_interface import Engine, Item, Metric, Sampling, Scores, TaskContext
@@ -30,8 +30,8 @@ MIN_TEMPERATURE = 0.01  # quotients of logits by much smaller temperatures are i
 PASS_AT = "_pass_at_"  # between the metric and k
 CHRF = Metric("higher", max_item_loss=100.0, harm=50.0)
 REFERENCE_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "exact_match": text_similarity.exact_match,
-    "f1": text_similarity.f1,
+    "exact_match": squad_metrics.exact_match,
+    "f1": squad_metrics.f1,
     "rouge_l": text_similarity.rouge_l,
     "chrf": text_similarity.chrf,
     "final_number": numeric_answers.score_final_number,
