@@ -48,10 +48,10 @@ SHORT_TRAINING: dict[str, Any] = {
 
 def recipe(tiny: Path, **changes: object) -> Recipe:
     """Return a recipe of a few steps on the tiny model."""
-    required = REQUIRED_SETTINGS.get(str(changes.get("objective")), {})
-    return complete_recipe(base_model=str(tiny), **{**SHORT_TRAINING, **required, **changes})
+    return complete_recipe(base_model=str(tiny), **{**SHORT_TRAINING, **changes})
 
 
 def complete_recipe(**changes: object) -> Recipe:
     """Return a recipe with every setting."""
-    return Recipe.model_validate({**SETTINGS, **changes})
+    required = REQUIRED_SETTINGS.get(str(changes.get("objective")), {})
+    return Recipe.model_validate({**SETTINGS, **required, **changes})

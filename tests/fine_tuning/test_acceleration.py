@@ -25,7 +25,15 @@ from components.common.models.resource_formulas import estimate_training_memory
 from components.common.runtime.errors import EXIT_USAGE, ConfigurationError, EngineMissingError
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import ComputeSettings
-from components.fine_tuning.config import AdaptationName, LoraConfig, ObjectiveName, Recipe, RopeScalingConfig
+from components.fine_tuning.config import (
+    AdaptationName,
+    GrpoConfig,
+    LoraConfig,
+    ObjectiveName,
+    Recipe,
+    RewardConfig,
+    RopeScalingConfig,
+)
 from components.fine_tuning.objectives import OBJECTIVES
 from tests.fine_tuning.recipes import complete_recipe as recipe
 
@@ -437,6 +445,23 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
             f"rope_scaling cannot be used with {objective} and full: the reference model has the unscaled positions",
         )
         for objective in ("dpo", "kto")
+    ),
+    (
+        {"grpo": GrpoConfig(rewards=[RewardConfig(kind="f1")])},
+        "grpo.rewards cannot be used with sft; expected objective grpo",
+    ),
+    (
+        {"objective": "grpo", "grpo": GrpoConfig(rewards=[RewardConfig(kind="f1", weight=0)])},
+        "grpo.rewards: every weight is 0; expected at least one above 0",
+    ),
+    (
+        {
+            "objective": "grpo",
+            "grpo": GrpoConfig(rewards=[RewardConfig(kind="f1")]),
+            "strategy": "zero3",
+            "processes": 2,
+        },
+        "strategy zero3 cannot be used with grpo: generation with shards has not been tested",
     ),
     ({"optimizer": "muon"}, "optimizer muon cannot be used with lora: .* expected adaptation full, or optimizer adamw"),
     (

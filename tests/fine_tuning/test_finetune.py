@@ -103,7 +103,9 @@ def test_rows_fetched_ahead_do_not_change_the_training(
     assert model.sha256 == expected.sha256
 
 
-def test_model_trains_after_a_validation_that_bypasses_its_wrapper(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_trains_after_a_validation_that_bypasses_its_wrapper(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With several processes, transformers trains a wrapper of the model, and validates the model itself."""
     import torch
     import trl
@@ -114,7 +116,7 @@ def test_model_trains_after_a_validation_that_bypasses_its_wrapper(tiny: Path, m
         validation=SimpleNamespace(counts=RowCounts()),
     )
     trainer_class = trainers.build_trainer_class(
-        Recipe.model_validate(recipe(tiny, epochs=1.0).model_dump()), splits, 3
+        Recipe.model_validate(recipe(tiny, epochs=1.0).model_dump()), splits, 3, tmp_path
     )
     trainer, model = object.__new__(trainer_class), torch.nn.Linear(1, 1)
     wrapper = torch.nn.Sequential(model)
