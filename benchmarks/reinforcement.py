@@ -85,6 +85,10 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
             {"kind": "held_out"},
             {"kind": "generation", "metrics": ["json_valid", "exact_match", "final_number"]},
         ],
+        "gate": [
+            {"metric": "generation.exact_match", "min_gain": 0},
+            {"metric": "generation.final_number", "max_loss": MAX_LOSS},
+        ],
     }
 
     def load(base_model: Path, recipe: dict[str, Any]) -> Customization:
@@ -98,11 +102,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
     result = evaluate(
         reinforced.model, datasets["grpo"], folder / "evaluation", recipe, workdir=folder / "work", quiet=True
     )
-    return {
-        "seed": seed,
-        "verdict": result.verdict,
-        "metrics": result.metrics["generation"],
-    }
+    return {"seed": seed, "verdict": result.verdict, "reasons": result.reasons, "metrics": result.metrics["generation"]}
 
 
 PAGE = """# Reinforcement learning, measured

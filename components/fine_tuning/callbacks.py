@@ -36,7 +36,7 @@ METRIC_NAMES = {
     "eval_rewards/margins": "validation_reward_margin",
     "eval_rewards/accuracies": "validation_preference_accuracy",
 }
-# Of objectives with rewards.
+# Metrics of objectives with rewards.
 REWARD_METRICS = {
     "reward": "reward",
     "eval_reward": "validation_reward",
@@ -316,7 +316,7 @@ def truncate_log(path: Path, step: int) -> None:
 def read_log(path: Path) -> list[LogLine]:
     """Return the lines of a training run's log, except an incomplete line; empty if the log does not exist.
 
-    Each line has the keys `step` and `time` (seconds since 1970), and the values of METRIC_NAMES that were logged.
+    Each line has the keys `step` and `time` (seconds since 1970), and the logged metrics of `rename_metrics`.
     """
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():

@@ -238,7 +238,7 @@ class RewardConfig(Section):
         if unused := [name for name in given if name != entry.parameter]:
             expected = f"; expected {entry.parameter}" if entry.parameter else ""
             raise ValueError(f"{unused[0]} cannot be used with {self.kind}{expected}")
-        if entry.is_required and not given:
+        if entry.parameter and not given:
             raise ValueError(f"{self.kind} requires {entry.parameter}")
         if self.json_schema is not None and util.find_spec("jsonschema"):
             try:

@@ -96,9 +96,8 @@ class Objective:
     learning_rate_factor: float = 1.0
     splits_long_rows: bool = False
     generates: bool = False
-    batch_rows: int = (
-        16  # LoRA loses quality with large batches ("LoRA Without Regret"); QLoRA (arXiv 2305.14314) uses 16
-    )
+    # LoRA loses quality with large batches ("LoRA Without Regret"); QLoRA (arXiv 2305.14314) trains with 16 rows.
+    batch_rows: int = 16
 
     @property
     def is_causal(self) -> bool:
@@ -130,7 +129,7 @@ class Objective:
         suitable = [name for name, objective in OBJECTIVES.items() if kind in objective.row_mappings]
         hint = f"Set fine_tuning.objective to {' or '.join(suitable)}."
         if kind == "text":
-            hint = f"Write conversations from the documents with `tuneline synthesize`. {hint[:-1]} to learn the texts themselves."
+            hint = f"Write conversations from the documents with `tuneline synthesize`. To learn the texts themselves: {hint}"
         raise InputError(
             f"{location} {kind} rows, which this objective cannot learn from; expected {self.accepted_rows}",
             hint=hint if suitable else "Curate rows of another kind.",

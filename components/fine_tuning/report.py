@@ -13,7 +13,6 @@ from components.fine_tuning import sample_answers
 from components.fine_tuning.config import Recipe
 
 Log = Sequence[dict[str, Any]]
-METRIC_TITLES = {"validation_loss_before": "validation loss of the base model", "validation_loss": "validation loss"}
 MAX_PLOTTED_RECIPES = 10  # recipes of a sweep in one plot; more colours are hard to distinguish
 
 
@@ -52,7 +51,7 @@ def render_report(
         "tokens trained on": summary["tokens"],
         "tokens per second": round(summary["tokens_per_second"], 1),
         "last training loss": summary["train_loss"],
-        **{title: summary[name] for name, title in METRIC_TITLES.items()},
+        **_list_validation_metrics(summary, has_rewards=config.objective_spec.generates),
         "trained parameters": summary["parameters"]["trainable"],
     }
     speed = {
@@ -75,10 +74,6 @@ def render_report(
             f"{rows['without_answer']:,} other rows were left out: their prompts exceed {config.max_length} "
             "tokens, or their conversations do not end with a text answer."
         )
-        for name in ("validation_loss_before", "validation_loss"):
-            if summary[name] is not None:
-                metrics[METRIC_TITLES[name].replace("loss", "reward")] = 1 - summary[name]
-            metrics.pop(METRIC_TITLES[name])
     else:
         sentences.append(
             f"{rows['truncated']:,} rows were truncated to {config.max_length} tokens, which removed "
@@ -170,6 +165,15 @@ def _render_sweep(sweep: Sequence[SweepEntry]) -> str:
     return html_report.render_table([*sweep[0].result["recipe"], *metrics, "outcome"], rows) + html_report.plot_lines(
         plotted, x="optimizer step", y="validation loss", caption=caption
     )
+
+
+def _list_validation_metrics(summary: dict[str, Any], *, has_rewards: bool) -> dict[str, float | None]:
+    """Return the validation losses of base model and result; with rewards the mean rewards, of which the loss is 1 − x."""
+    losses: list[float | None] = [summary["validation_loss_before"], summary["validation_loss"]]
+    if has_rewards:
+        losses = [None if loss is None else 1 - loss for loss in losses]
+    measure = "reward" if has_rewards else "loss"
+    return dict(zip((f"validation {measure} of the base model", f"validation {measure}"), losses, strict=True))
 
 
 def _render_rewards(log: Log) -> str:

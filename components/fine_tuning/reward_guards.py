@@ -25,7 +25,7 @@ def find_alarm(steps: Sequence[LogLine], max_kl: float | None, recorded_rewards:
     reference model grows. A reward of weight 0 is such a held-out measure.
 
     Args:
-        steps: Log lines of the training steps, in order, with METRIC_NAMES' names. Only the first and the last WINDOW count.
+        steps: Log lines of the training steps, in order, with the names of REWARD_METRICS. Only the first and the last WINDOW count.
         max_kl: Largest mean divergence from the reference model, in nats per token. None: no limit.
         recorded_rewards: Names of the rewards with weight 0.
     """

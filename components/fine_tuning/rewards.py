@@ -5,6 +5,7 @@ To add a reward, extend `RewardName` and `REWARDS`; a parameter is a key of `Rew
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Rollout:
     answer: str
 
 
-Scorer = Callable[[Sequence[Rollout]], list[float]]
+Scorer = Callable[[Rollout], float]
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,17 @@ class Reward:
     Attributes:
         summary: What the reward checks; shown in the configuration reference.
         build: Function that returns the scorer of an entry of `grpo.rewards`; scores are 0 to 1.
-        parameter: Key of the entry that the reward accepts; "" if it has none.
-        is_required: Whether the parameter is required.
+        parameter: Key of the entry that the reward requires; "" if it has none.
     """
 
     summary: str
     build: Callable[[RewardConfig], Scorer]
     parameter: str = ""
-    is_required: bool = False
-
-
-def _score_each(score: Callable[[Rollout], float]) -> Scorer:
-    return lambda rollouts: [score(rollout) for rollout in rollouts]
 
 
 def _build_schema_scorer(config: RewardConfig) -> Scorer:
     validator = json_answers.build_validator(config.json_schema, "the schema in fine_tuning.grpo.rewards")
-    return _score_each(lambda rollout: json_answers.score_schema(rollout.answer, validator))
+    return lambda rollout: json_answers.score_schema(rollout.answer, validator)
 
 
 def score_json_match(answer: str, reference: str) -> float:
@@ -79,7 +74,7 @@ def score_json_match(answer: str, reference: str) -> float:
 
 def _build_regex_scorer(config: RewardConfig) -> Scorer:
     pattern = re.compile(config.pattern or "", re.DOTALL)
-    return _score_each(lambda rollout: float(pattern.fullmatch(rollout.answer.strip()) is not None))
+    return lambda rollout: float(pattern.fullmatch(rollout.answer.strip()) is not None)
 
 
 def _build_length_scorer(config: RewardConfig) -> Scorer:
@@ -89,44 +84,39 @@ def _build_length_scorer(config: RewardConfig) -> Scorer:
         words = len(rollout.answer.split())
         return min(1.0, max(0.0, 2 - words / limit)) if words else 0.0
 
-    return _score_each(score)
+    return score
 
 
 REWARDS: dict[RewardName, Reward] = {
     "exact_match": Reward(
         "the answer equals the row's answer, without case, punctuation and articles",
-        lambda _: _score_each(lambda rollout: squad_metrics.exact_match(rollout.answer, [rollout.reference])),
+        lambda _: lambda rollout: squad_metrics.exact_match(rollout.answer, [rollout.reference]),
     ),
     "final_number": Reward(
         "the last number of the answer equals that of the row's answer",
-        lambda _: _score_each(lambda rollout: numeric_answers.score_final_number(rollout.answer, [rollout.reference])),
+        lambda _: lambda rollout: numeric_answers.score_final_number(rollout.answer, [rollout.reference]),
     ),
     "f1": Reward(
         "words that the answer shares with the row's answer (F1)",
-        lambda _: _score_each(lambda rollout: squad_metrics.f1(rollout.answer, [rollout.reference])),
+        lambda _: lambda rollout: squad_metrics.f1(rollout.answer, [rollout.reference]),
     ),
     "json_valid": Reward(
-        "the answer is a JSON value", lambda _: _score_each(lambda rollout: json_answers.score_json(rollout.answer))
+        "the answer is a JSON value", lambda _: lambda rollout: json_answers.score_json(rollout.answer)
     ),
-    "json_schema": Reward(
-        "the answer is JSON that matches json_schema", _build_schema_scorer, "json_schema", is_required=True
-    ),
+    "json_schema": Reward("the answer is JSON that matches json_schema", _build_schema_scorer, "json_schema"),
     "json_match": Reward(
         "share of the keys of the JSON objects in the answer and the row's answer that have equal values",
-        lambda _: _score_each(lambda rollout: score_json_match(rollout.answer, rollout.reference)),
+        lambda _: lambda rollout: score_json_match(rollout.answer, rollout.reference),
     ),
-    "regex": Reward("the whole answer matches pattern", _build_regex_scorer, "pattern", is_required=True),
+    "regex": Reward("the whole answer matches pattern", _build_regex_scorer, "pattern"),
     "length": Reward(
         "the answer has at most max_words words; less for longer answers, 0 from twice as many",
         _build_length_scorer,
         "max_words",
-        is_required=True,
     ),
     "no_repetition": Reward(
         "the answer is not empty and does not repeat its words",
-        lambda _: _score_each(
-            lambda rollout: float(bool(rollout.answer.strip()) and not repetition.is_repetitive(rollout.answer))
-        ),
+        lambda _: lambda rollout: float(bool(rollout.answer.strip()) and not repetition.is_repetitive(rollout.answer)),
     ),
 }
 
@@ -168,7 +158,7 @@ def compute_totals(
     rewards: Sequence[WeightedReward], rollouts: Sequence[Rollout]
 ) -> tuple[dict[str, list[float]], list[float]]:
     """Return the scores of each reward by name, and the weighted sum of each rollout."""
-    scores = {reward.name: reward.score(rollouts) for reward in rewards}
-    weights = {reward.name: reward.weight for reward in rewards}
-    totals = [sum(weights[name] * values[i] for name, values in scores.items()) for i in range(len(rollouts))]
+    scores = {reward.name: [reward.score(rollout) for rollout in rollouts] for reward in rewards}
+    weights = [reward.weight for reward in rewards]
+    totals = [sum(map(operator.mul, weights, values)) for values in zip(*scores.values(), strict=True)]
     return scores, totals

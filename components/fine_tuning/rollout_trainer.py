@@ -24,7 +24,7 @@ def build_reward_functions(weighted: Sequence[WeightedReward]) -> list[Callable[
 
     def build(reward: WeightedReward) -> Callable[..., list[float]]:
         def score(completions: list[str], question: list[str], reference: list[str], **_: object) -> list[float]:
-            return reward.score([Rollout(*texts) for texts in zip(question, reference, completions, strict=True)])
+            return [reward.score(Rollout(*texts)) for texts in zip(question, reference, completions, strict=True)]
 
         score.__name__ = reward.name  # the name in TRL's metrics
         return score

@@ -78,7 +78,7 @@ class TrainingResult:
 
     `rows_seen` counts a row once per draw. `sources` is the result of `mixing.summarize_shares`; empty with packing, and
     with one source and no mixing settings. `choices` has one sentence per compute setting. `startup` has the duration
-    of each startup phase. `alarm` is the sentence of a guard.
+    of each startup phase. `alarm` is the first alarm of a guard.
     """
 
     steps: int

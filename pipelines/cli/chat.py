@@ -243,10 +243,12 @@ def open_server(target: str, reporter: Reporter) -> Iterator[str]:
         yield target
         return
     if Path(target).is_dir():
-        if "/" not in target and not (Path(target) / "manifest.json").exists():
+        from components.common.artifacts import artifact_folder
+
+        if "/" not in target and not (Path(target) / artifact_folder.MANIFEST_FILENAME).exists():
             raise UsageError(
                 f"the folder {target} is not a package",
-                hint=f"For the registered model of this name, use {target}@champion; {TARGET_HINT[0].lower()}{TARGET_HINT[1:]}",
+                hint=f"To chat with the registered model {target}, use {target}@champion. {TARGET_HINT}",
             )
         with serve_package(Path(target), reporter) as url:
             yield url

@@ -44,7 +44,7 @@ def tune(dataset: Artifact, tiny: Path, folder: Path, **changes: Any) -> tuple[A
 
 def score(entry: dict[str, Any], answer: str, reference: str = "") -> float:
     (reward,) = rewards.build_rewards([RewardConfig.model_validate(entry)])
-    return reward.score([Rollout("question", reference, answer)])[0]
+    return reward.score(Rollout("question", reference, answer))
 
 
 @pytest.mark.parametrize(
