@@ -111,7 +111,7 @@ bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (
 bench-explanation: $(VENV)/.ready ## Compare explanations with retraining on random halves and with the deletion of words (10 minutes); writes docs/reference/benchmarks-explanation.md
 	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.influence --markdown docs/reference/benchmarks-explanation.md $(ARGS)
 
-bench-reinforcement: $(VENV)/.ready ## Train five tiny models with grpo after sft (20 minutes); writes docs/reference/benchmarks-reinforcement.md
+bench-reinforcement: $(VENV)/.ready ## Train five tiny models with grpo after sft (30 minutes); writes docs/reference/benchmarks-reinforcement.md
 	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.reinforcement --workdir $(WORKDIR)/benchmark-reinforcement --markdown docs/reference/benchmarks-reinforcement.md $(ARGS)
 
 bench-storage: $(VENV)/.ready ## Compare the utilization that the storage benchmark measures with fio's (fio; root; 5 minutes); writes docs/reference/benchmarks-storage.md
