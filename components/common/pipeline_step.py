@@ -242,12 +242,12 @@ def produce_artifact(
             if any(attempts.values()):
                 stage_cost.reset_attempts(store, stage, key)
             step.report_cost(total)
-        step.report_result(**{artifact.manifest.kind: artifact.sha256})
+        step.report_result(**{artifact.manifest.role: artifact.sha256})
         if step.mlflow_run:
             if step.cached:
                 step.mlflow_run.log_reuse(stage, artifact)
             step.mlflow_run.log_result(artifact)
-        step.write_links(links, **{artifact.manifest.kind: artifact.sha256})
+        step.write_links(links, **{artifact.manifest.role: artifact.sha256})
     return artifact
 
 

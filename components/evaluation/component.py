@@ -15,7 +15,7 @@ def evaluation(
     report: dsl.Output[dsl.HTML],
     links: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
-) -> NamedTuple("Outputs", [("evaluation", str), ("verdict", str)]):
+) -> NamedTuple("Outputs", [("evaluation", str), ("verdict", str), ("packaging", str)]):
     """Compare a model with its base and the incumbent.
 
     Args:
@@ -27,11 +27,13 @@ def evaluation(
         metrics: Metrics for the Kubeflow UI.
 
     Returns:
-        Digest of the evaluation artifact, and the verdict: accepted, refused or unchanged.
+        Digest of the evaluation artifact; the verdict: accepted, refused or unchanged; and whether packaging follows: yes
+        for an accepted model that answers prompts, otherwise no.
     """
     import json
 
     from components.common import pipeline_step
+    from components.common.artifacts.artifact_folder import REWARD_MODEL
     from components.common.models import model_loading
     from components.evaluation.config import EvaluationConfig
     from components.evaluation.stage import evaluate
@@ -40,7 +42,7 @@ def evaluation(
 
     def build(out, s):  # type: ignore[no-untyped-def]
         opened = [
-            model_loading.open_model_artifact(s.load_artifact(sha, "model"), s.reporter)
+            model_loading.open_model_artifact(s.load_artifact(sha, "model"), s.reporter, accepts_reward_models=True)
             for sha in (model, p["incumbent"])
             if sha
         ]
@@ -57,4 +59,5 @@ def evaluation(
     )
     pipeline_step.copy_report(made, report.path)
     pipeline_step.log_kfp_metrics(made, metrics)
-    return (made.sha256, made.manifest.summary["verdict"])
+    verdict, is_served = made.manifest.summary["verdict"], made.manifest.inputs[0].kind != REWARD_MODEL
+    return (made.sha256, verdict, "yes" if verdict == "accepted" and is_served else "no")

@@ -18,20 +18,25 @@ from pydantic import (
 
 from components.common import regression_suite
 from components.common.gate_rules import SLICE_KINDS, SUITE_PREFIX, Rule
+from components.common.runtime.errors import ConfigurationError
 from components.evaluation import suite
 from components.evaluation.suite import SuiteName
 from components.evaluation.tasks.answer_checks import CHECKED_KINDS, AnswerChecks
 from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.held_out import HeldOut
 from components.evaluation.tasks.judge import Judge
-from components.evaluation.tasks.task_registry import TaskConfig, build_task
+from components.evaluation.tasks.reward import Reward
+from components.evaluation.tasks.task_registry import TASK_KINDS, TaskConfig, build_task
 
 HELD_OUT_KEYS = ("max_items", "generations", "generation_tokens")
 MAX_HARMED_SHARE = 0.1  # default; 29 items without harm show it, so small test splits can be decided
 
 
-def _default_rules(metric: str | None = None) -> list[Rule]:
+def _default_rules(metric: str | None = None, chance: float | None = None) -> list[Rule]:
     """Return rules that require a gain over base and incumbent, few harmed items, and no significant loss in any slice.
+
+    With `chance`, the metric must exceed this value instead of the base's: the base of a reward model is a baseline only,
+    because it may have learned to write the chosen answers.
 
     A limit on harmed items is a default of the held-out loss only: two models of equal accuracy may answer more than
     10% of the items differently.
@@ -40,11 +45,10 @@ def _default_rules(metric: str | None = None) -> list[Rule]:
     bounds: list[dict[str, object]] = [{"min_gain": 0.0}, {"max_loss": 0.0, "slices": list(SLICE_KINDS)}]
     if not metric:
         bounds.insert(1, {"max_harmed_share": MAX_HARMED_SHARE})
-    return [
-        Rule.model_validate({"against": against, **bound, **fields})
-        for bound in bounds
-        for against in ("base", "incumbent")
-    ]
+    by_chance: list[dict[str, object]] = [] if chance is None else [{"against": chance, "min_gain": 0.0}]
+    roles = ("base", "incumbent") if chance is None else ("incumbent",)
+    compared = [{"against": against, **bound} for bound in bounds for against in roles]
+    return [Rule.model_validate({**rule, **fields}) for rule in (*by_chance, *compared)]
 
 
 class EvaluationConfig(BaseModel):
@@ -131,7 +135,8 @@ class EvaluationConfig(BaseModel):
     def _check_task_and_metric_names(self) -> EvaluationConfig:
         own_metrics = {f"{task.name}.{name}" for task in self.tasks for name in build_task(task).metrics}
         if "gate" not in self.model_fields_set and any(rule.metric not in own_metrics for rule in self.gate):
-            self.gate = _default_rules(f"{self.tasks[0].name}.{next(iter(build_task(self.tasks[0]).metrics))}")
+            name, metric = next(iter(build_task(self.tasks[0]).metrics.items()))
+            self.gate = _default_rules(f"{self.tasks[0].name}.{name}", metric.chance)
             self.model_fields_set.discard("gate")
         self._check_reserved_names()
         if self.suite == "default":
@@ -207,3 +212,37 @@ class EvaluationConfig(BaseModel):
                     f"tasks: {settings.name} checks the answers of {name}, which is {kinds.get(name, 'not a task')}; "
                     f"expected a task of a kind of {', '.join(CHECKED_KINDS)}"
                 )
+
+
+def adapt_to_reward_model(config: EvaluationConfig) -> EvaluationConfig:
+    """Return the configuration for a reward model: with the task `reward` and without the suite, unless it sets tasks.
+
+    The keys tasks and suite stay unset, so that they follow a later change of the objective.
+    """
+    if {"tasks", "suite"} & config.model_fields_set:
+        return config
+    values = config.model_dump(exclude_unset=True)
+    adapted = EvaluationConfig.model_validate({**values, "tasks": [Reward()], "suite": "none"})
+    adapted.model_fields_set.difference_update({"tasks", "suite"})
+    return adapted
+
+
+def check_task_kinds(config: EvaluationConfig, *, is_reward_model: bool) -> None:
+    """Check that the tasks can measure the kind of the candidate.
+
+    Raises:
+        ConfigurationError: A task needs likelihoods or answers of a reward model, or rewards of another model.
+    """
+    for settings in config.tasks:
+        if TASK_KINDS[settings.kind].scores_rewards == is_reward_model:
+            continue
+        if is_reward_model:
+            raise ConfigurationError(
+                f"evaluation: the task {settings.name} of kind {settings.kind} cannot measure a reward model, which "
+                "neither answers nor predicts tokens",
+                hint="Set evaluation.tasks to [{kind: reward}] and evaluation.suite to none, or remove both keys.",
+            )
+        raise ConfigurationError(
+            f"evaluation: the task {settings.name} of kind reward measures reward models only",
+            hint="Remove the task, or train a reward model with fine_tuning.objective reward.",
+        )

@@ -15,6 +15,7 @@ from components.common.runtime.errors import EngineMissingError
 from components.common.runtime.reporters import Reporter
 from components.evaluation import forward_pass, vllm_engine
 from components.evaluation.prefix_trees import TokenTree
+from components.evaluation.reward_engine import RewardEngine
 from components.evaluation.task_interface import Engine
 from components.evaluation.transformers_engine import TransformersEngine
 
@@ -52,6 +53,10 @@ def open_engines(
         EngineMissingError: `engine` is "vllm", and vLLM is not installed or does not support the model.
     """
     tokenizer = model_loading.load_tokenizer(tuned.tokenizer)
+    if tuned.is_reward_model and base is None:
+        reporter.step("loading the reward model")
+        yield tuned, RewardEngine(tuned, tokenizer, batch_tokens, input_limit)
+        return
     if resolve_engine(engine, tuned) == "vllm":
         yield from vllm_engine.open_engines(tuned, base, tokenizer, reporter, input_limit)
         return
@@ -62,6 +67,13 @@ def open_engines(
         base_engine = TransformersEngine(loaded, tokenizer, batch_tokens, input_limit)
         yield base, base_engine
         base_engine.close()
+        if tuned.is_reward_model:
+            del loaded
+            gc.collect()
+            yield from open_engines(
+                tuned, None, batch_tokens=batch_tokens, reporter=reporter, engine=engine, input_limit=input_limit
+            )
+            return
     if base is None or tuned.adapter is None or base.sha256 != tuned.base.sha256:
         loaded = None
         gc.collect()
@@ -90,12 +102,14 @@ def resolve_engine(engine: EngineName, model: LoadableModel) -> Literal["transfo
 
     "auto" selects vLLM if an NVIDIA GPU is available and vLLM is installed and supports the model; else transformers.
 
+    Reward models use transformers, whatever is configured.
+
     Raises:
         EngineMissingError: `engine` is "vllm", and vLLM is not installed or does not support the model.
     """
     installed = check_vllm_installed(engine)
-    if engine == "transformers":
-        return engine
+    if engine == "transformers" or model.is_reward_model:
+        return "transformers"
     can_serve = vllm_engine.can_serve(model)
     if engine == "auto":
         return "vllm" if installed and can_serve and compute_devices.select_device() == "cuda" else "transformers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.common.artifacts.artifact_folder import Artifact
+from components.common.artifacts.artifact_folder import REWARD_MODEL, Artifact
 from components.common.models.model_loading import LoadableModel
 from components.evaluation import engine_loading
 from components.evaluation.config import EvaluationConfig
@@ -29,7 +29,8 @@ def describe_subject(
     Returns:
         A JSON object with these keys:
 
-        - `model`: {content_sha256, inputs}. `inputs` are the [kind, content_sha256] pairs of the model's own manifest.
+        - `model`: {content_sha256, kind, inputs}. Only a reward model has a `kind`. `inputs` are the [kind,
+          content_sha256] pairs of the model's own manifest.
         - `base_model`, `incumbent`: content digests; `incumbent` is None without an incumbent.
         - `dataset`: {content_sha256, splits, near_duplicate_threshold}. `splits` are the digests of the files of the
           splits. The threshold is that of the curation, which the dataset's digest does not cover; None if the dataset
@@ -49,6 +50,7 @@ def describe_subject(
     return {
         "model": {
             "content_sha256": candidate.sha256,
+            **({"kind": REWARD_MODEL} if candidate.is_reward_model else {}),
             "inputs": sorted([one.kind, one.content_sha256] for one in (trained.inputs if trained else [])),
         },
         "base_model": candidate.base.sha256,

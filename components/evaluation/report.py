@@ -59,6 +59,7 @@ def render_page(
         "Rules": _render_rule_table(rule_results),
         "Gains": html_report.plot_intervals(gains, x="gain", caption=caption) if gains else "",
         "Metrics": _render_metric_tables(content),
+        "Rewards": _render_reward_figures(content),
         "Slices": _render_slice_tables(content, results),
         "Largest regressions": "".join(_render_worst_items(name, result) for name, result in results.items()),
         "Answers side by side": _render_answer_cards(results.values()),
@@ -111,6 +112,7 @@ def _render_metric_tables(content: JSONObject) -> str:
         [task, role, name, value]
         for task, by_role in content["figures"].items()
         for role, figures in by_role.items()
+        if "calibration_error" not in figures  # `_render_reward_figures` shows these
         for name, value in figures.items()
         if value is not None
     ]
@@ -119,6 +121,51 @@ def _render_metric_tables(content: JSONObject) -> str:
     for task, figures in content.get("calibration", {}).items():
         tables += _render_calibration(task, figures)
     return tables
+
+
+REWARD_FIGURES = {
+    "mean_reward": "mean reward",
+    "calibration_error": "expected calibration error",
+    "pairs_chosen_shorter": "pairs whose chosen answer is shorter",
+    "accuracy_chosen_shorter": "accuracy if the chosen answer is shorter",
+    "pairs_chosen_longer": "pairs whose chosen answer is longer",
+    "accuracy_chosen_longer": "accuracy if the chosen answer is longer",
+    "longer_wins": "share of pairs in which the longer answer has the higher reward",
+    "longer_is_chosen": "share of pairs in which the longer answer is the chosen one",
+}
+
+
+def _render_reward_figures(content: JSONObject) -> str:
+    """Return a table of calibration and length bias, and a plot of the calibration, for each task on rewards."""
+    parts = ""
+    for task, by_role in content["figures"].items():
+        roles = [role for role in ROLES if "calibration_error" in by_role.get(role, {})]
+        rows: list[list[object]] = []
+        for name, label in REWARD_FIGURES.items():
+            cells: list[object] = []
+            for figures in (by_role[role] for role in roles):
+                interval = [figures.get(f"{name}_{end}") for end in ("low", "high")]
+                bounds = f" (95% interval {interval[0]:.3f} to {interval[1]:.3f})" if None not in interval else ""
+                cells.append(f"{figures[name]:.3f}{bounds}" if bounds else figures.get(name))
+            rows.append([label, *cells])
+        curves = {ROLE_TITLES[role]: _list_calibration_points(by_role[role]) for role in roles}
+        if roles:
+            parts += html_report.render_table([task, *(ROLE_TITLES[role] for role in roles)], rows)
+            parts += html_report.plot_lines(
+                {**curves, "calibrated": ([0.5, 1.0], [0.5, 1.0])},
+                x="confidence",
+                y="accuracy",
+                caption="Accuracy of the pairs by the confidence of the reward model. Above the diagonal, it is too cautious; "
+                "below, too confident.",
+            )
+    return parts
+
+
+def _list_calibration_points(figures: Mapping[str, float]) -> tuple[list[float], list[float]]:
+    """Return the confidence and the accuracy of each bin."""
+    names = [name for name in figures if name.endswith("_confidence")]
+    accuracies = [figures[f"{name.removesuffix('confidence')}accuracy"] for name in names]
+    return [figures[name] for name in names], accuracies
 
 
 def _render_calibration(task: str, figures: Mapping[str, float]) -> str:

@@ -11,6 +11,7 @@ from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
+from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.evaluation import (
     engine_loading,
@@ -20,7 +21,7 @@ from components.evaluation import (
     report,
     score_cache,
 )
-from components.evaluation.config import EvaluationConfig
+from components.evaluation.config import EvaluationConfig, check_task_kinds
 from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, UNANSWERED_FIGURE, Item, Scores, TaskContext
 from components.evaluation.task_results import TaskResult
 from components.evaluation.tasks import file_digests, task_registry
@@ -28,6 +29,7 @@ from components.evaluation.tasks.answer_checks import AnswerChecksTask
 from components.evaluation.tasks.base_task import AnyTask
 
 STAGE = "evaluation"
+INCUMBENT_KIND_HINT = "Register reward models under a name of their own: set model_registry.name."
 PAYLOAD_FILES = ("evaluation.json", "predictions.parquet")
 
 
@@ -60,11 +62,18 @@ def evaluate(
         overwrite: Whether to replace an artifact in `output`.
 
     Raises:
-        ConfigurationError: A task is invalid, or a file of a task does not exist.
+        ConfigurationError: A task is invalid, or a file of a task does not exist; or candidate, incumbent and tasks differ
+            in whether they are of reward models.
         EngineMissingError: The inference engine or the judge is not available.
         InputError: The rows of a task are invalid.
         OutputOccupiedError: `output` contains another artifact, or files that tuneline did not write.
     """
+    check_task_kinds(config, is_reward_model=candidate.is_reward_model)
+    if incumbent and incumbent.is_reward_model != candidate.is_reward_model:
+        kinds = ["a reward model" if model.is_reward_model else "a language model" for model in (candidate, incumbent)]
+        raise ConfigurationError(
+            f"the candidate is {kinds[0]}, and the incumbent is {kinds[1]}", hint=INCUMBENT_KIND_HINT
+        )
     unchanged = incumbent is not None and incumbent.sha256 == candidate.sha256
     if unchanged:
         reporter.note("the candidate is identical to the incumbent")

@@ -50,6 +50,7 @@ class Metric:
         max_item_loss: Largest loss of an unseen item that the bounds allow for, in the unit of score / weight. None:
             the largest difference between two models on a seen item.
         harm: Loss above which an item counts as harmed, in the unit of score / weight. None: the rule sets it.
+        chance: Value of random choices, which the default rules require a candidate to exceed. None: not known.
     """
 
     better: Literal["higher", "lower"] = "higher"
@@ -58,6 +59,7 @@ class Metric:
     per_token: bool = False
     max_item_loss: float | None = None
     harm: float | None = None
+    chance: float | None = None
 
     def get_max_item_loss(self, against: str | float = "base") -> float | None:
         """Return the largest loss of an item against a model or a number; None if the metric has no limit.

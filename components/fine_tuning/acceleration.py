@@ -236,10 +236,13 @@ def estimate_memory_parts(
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
         fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
         masked_attention=gpu and config.has_masked_attention,
-        whole_logits=not objective.is_causal,
+        whole_logits=not (objective.is_causal or objective.scores_answers),
         reference=has_reference and not config.precomputes_reference,
         layout=layout,
     )
+    if objective.scores_answers:  # one number for a row
+        parts["total"] -= parts["logits"]
+        parts["logits"] = 0
     if objective.generates:
         # All answers of a step are generated at once. Their keys and values are freed before the activations are stored.
         prompts = max(rows, (config.batch_size or objective.batch_rows) // config.processes)
@@ -296,6 +299,8 @@ def _choose_liger(config: FineTuningConfig, device: str, model_type: str) -> tup
     missing = ""
     if device != "cuda":
         missing = f"an NVIDIA GPU; the device is {device}"
+    elif config.objective_spec.scores_answers:  # Liger replaces `forward` of the class by that of a language model
+        missing = f"an objective that predicts tokens; the objective is {config.objective}"
     elif config.compile:  # torch 2.11 fails to trace Liger's functions, and fuses the same layers
         missing = "fine_tuning.compile false"
     elif util.find_spec("liger_kernel") is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Iterator
@@ -43,7 +44,9 @@ def build_peft_config(config: FineTuningConfig, tokenizer: str, model: PreTraine
     if adaptation.is_prompt_based and not hasattr(model.config.get_text_config(), "num_attention_heads"):
         options["num_attention_heads"] = 1  # PEFT requires the number, which virtual tokens do not depend on
     config_class = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(adaptation.peft_type)]
-    peft_config: PeftConfig = config_class(task_type="CAUSAL_LM", **options)
+    # With SEQ_CLS, PEFT also trains and saves the output layer of a reward model.
+    task_type = "SEQ_CLS" if config.objective_spec.scores_answers else "CAUSAL_LM"
+    peft_config: PeftConfig = config_class(task_type=task_type, **options)
     return peft_config
 
 
@@ -95,12 +98,16 @@ def build_outline(model_config: PretrainedConfig, config: FineTuningConfig) -> P
         ConfigurationError: PEFT cannot adapt the model.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    model_class = AutoModelForCausalLM
+    if config.objective_spec.scores_answers:
+        model_class, model_config = AutoModelForSequenceClassification, copy.deepcopy(model_config)
+        model_config.num_labels = 1
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers warns when PEFT wraps a model
         prompt = config.prompt.model_copy(update={"initial_text": ""})  # a text would require the tokenizer
-        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
+        model = model_class.from_config(model_config, trust_remote_code=False)
         lora = config.lora.model_copy(update={"dropout": 0.0})
         return adapt(model, config.model_copy(update={"prompt": prompt, "lora": lora}))
 

@@ -35,6 +35,12 @@ METRIC_NAMES = {
     "rewards/accuracies": "preference_accuracy",
     "eval_rewards/margins": "validation_reward_margin",
     "eval_rewards/accuracies": "validation_preference_accuracy",
+    "margin": "reward_margin",
+    "accuracy": "preference_accuracy",
+    "mean_reward": "mean_reward",
+    "eval_margin": "validation_reward_margin",
+    "eval_accuracy": "validation_preference_accuracy",
+    "eval_mean_reward": "validation_mean_reward",
 }
 # Metrics of objectives with rewards.
 REWARD_METRICS = {

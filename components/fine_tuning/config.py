@@ -37,6 +37,7 @@ LOSS_DEFINING_KEYS = (
     "preference",
     "grpo.rewards",
     "grpo.max_answer_tokens",
+    "reward_model",
 )
 NON_RECIPE_KEYS = ("card", "sweep")
 
@@ -63,7 +64,7 @@ class LoraConfig(Section):
         ge=0,
         lt=1,
         description="Dropout on the input of the update. A higher value reduces overfitting on small datasets. "
-        "grpo uses 0, as does an update of the weights of experts (docs/how-to/models.md).",
+        "grpo and reward use 0, as does an update of the weights of experts (docs/how-to/models.md).",
     )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear",
@@ -213,6 +214,20 @@ class PreferenceConfig(Section):
     )
 
 
+PREVIOUS = "previous"  # source of a reward model: an earlier customization of the same chain
+
+
+class RewardModelConfig(Section):
+    """Settings of reward models."""
+
+    center_weight: float = Field(
+        0.01,
+        ge=0,
+        description="Weight of the squared sum of the two rewards of a pair, which keeps the mean reward near 0 "
+        "(Eisenstein et al., arXiv 2312.09244). 0: only differences of rewards have a meaning.",
+    )
+
+
 class RewardConfig(Section):
     """An entry of `grpo.rewards`."""
 
@@ -231,15 +246,31 @@ class RewardConfig(Section):
         None, ge=1, description="length: number of words up to which an answer has the reward 1."
     )
 
+    # Excluded if unset, so that other recipes keep the digests from before this key existed.
+    model: str | None = Field(
+        None,
+        exclude_if=lambda source: source is None,
+        description="reward_model: reward model with the base model's tokenizer: its folder, store:<sha256>, or previous for "
+        "the one that the same command trained before (docs/how-to/reinforcement-learning.md).",
+    )
+    sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        exclude_if=lambda digest: digest is None,
+        description="reward_model: required digest of the reward model. null: recorded when a run resolves its inputs.",
+    )
+
     @model_validator(mode="after")
     def _check_parameters(self) -> RewardConfig:
         entry = REWARDS[self.kind]
-        given = [name for name in ("pattern", "json_schema", "max_words") if getattr(self, name) is not None]
+        given = [name for name in ("pattern", "json_schema", "max_words", "model") if getattr(self, name) is not None]
         if unused := [name for name in given if name != entry.parameter]:
             expected = f"; expected {entry.parameter}" if entry.parameter else ""
             raise ValueError(f"{unused[0]} cannot be used with {self.kind}{expected}")
         if entry.parameter and not given:
             raise ValueError(f"{self.kind} requires {entry.parameter}")
+        if self.sha256 and not self.model:
+            raise ValueError(f"sha256 cannot be used with {self.kind}; expected kind reward_model")
         if self.json_schema is not None and util.find_spec("jsonschema"):
             try:
                 json_answers.build_validator(self.json_schema, "json_schema")
@@ -378,6 +409,11 @@ class FineTuningConfig(Section):
     # Excluded if unchanged, so that other recipes keep the digests from before this objective existed.
     grpo: GrpoConfig = Field(
         GrpoConfig(), exclude_if=lambda grpo: grpo == GrpoConfig(), description="Settings of the objective grpo."
+    )
+    reward_model: RewardModelConfig = Field(
+        RewardModelConfig(),
+        exclude_if=lambda settings: settings == RewardModelConfig(),
+        description="Settings of the objective reward.",
     )
     card: CardConfig = Field(CardConfig(), description="Licences for the model card.")
     merge: bool = Field(
@@ -625,8 +661,8 @@ class FineTuningConfig(Section):
 
     @property
     def has_lora_dropout(self) -> bool:
-        """Whether low-rank updates use dropout, which stores additional activations; False for objectives that generate."""
-        return self.adaptation_spec.is_low_rank and self.lora.dropout > 0 and not self.objective_spec.generates
+        """Whether low-rank updates use dropout, which stores additional activations."""
+        return self.adaptation_spec.is_low_rank and self.lora.dropout > 0 and not self.objective_spec.disables_dropout
 
     @model_validator(mode="after")
     def _check_consistency(self) -> FineTuningConfig:
@@ -805,6 +841,10 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             "grpo.rewards: every weight is 0; expected at least one above 0",
         ),
         (
+            bool(c.sample_prompts) and objective.scores_answers,
+            f"sample_prompts cannot be used with {c.objective}: a reward model does not answer prompts",
+        ),
+        (
             bool(c.sample_prompts) and (not c.validation_rows or c.is_sharded),
             f"sample_prompts requires validation_rows of at least 1 and strategy ddp; found {c.validation_rows} and "
             f"{c.strategy}: the prompts are answered at validations, by one process",
@@ -839,6 +879,16 @@ def _find_adaptation_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             "expected lora with merge true, or objective simpo or orpo",
         ),
         (
+            objective.scores_answers and not adaptation.fits_reward_models,
+            f"adaptation {c.adaptation} cannot be used with {c.objective}: it has not been tested with reward models; "
+            f"expected {' or '.join(name for name, entry in ADAPTATIONS.items() if entry.fits_reward_models)}",
+        ),
+        (
+            objective.scores_answers and (c.merge or bool(c.initial_adapter) or c.rope_scaling.factor > 1),
+            f"merge, initial_adapter and rope_scaling cannot be used with {c.objective}, which adds a new output layer to "
+            "the base model; expected merge false, no initial_adapter and rope_scaling.factor 1",
+        ),
+        (
             adaptation.holds_4bit_weights and c.device in ("cpu", "mps", "hpu"),
             f"{c.adaptation} cannot run on {c.device}: the 4-bit weights of bitsandbytes require an NVIDIA GPU; "
             "expected device auto or cuda",
@@ -869,9 +919,8 @@ def _find_adaptation_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
 def _find_distribution_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     return [
         (
-            c.is_sharded and c.objective_spec.generates,
-            f"strategy {c.strategy} cannot be used with {c.objective}: generation with shards has not been tested; "
-            "expected ddp",
+            c.is_sharded and (c.objective_spec.generates or c.objective_spec.scores_answers),
+            f"strategy {c.strategy} cannot be used with {c.objective}, which has not been tested with shards; expected ddp",
         ),
         (
             c.optimizer != "adamw" and c.is_sharded,

@@ -39,8 +39,9 @@ def render_card(
     base_licence = find_base_licence(config, base)
     data_licence = find_data_licence(config.card.data_licence, dataset.manifest.inputs)
     library = "transformers" if config.merge or config.adaptation_spec.trains_all_weights else "peft"
+    task = "text-classification" if config.objective_spec.scores_answers else "text-generation"
     licence_lines = [f"license: {base_licence.lower()}"] if base_licence != UNSTATED else []
-    front_matter = [f"library_name: {library}", *licence_lines, "pipeline_tag: text-generation", "tags: [tuneline]"]
+    front_matter = [f"library_name: {library}", *licence_lines, f"pipeline_tag: {task}", "tags: [tuneline]"]
     rows, parameters = summary["rows"], summary["parameters"]
     packed = f" packed rows of {config.max_length} tokens" if config.packing else ""
     # Local paths are reduced to the file name.

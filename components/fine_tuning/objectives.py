@@ -19,7 +19,7 @@ from components.fine_tuning.pair_losses import PairLoss, compute_orpo_loss, comp
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo", "grpo"]
+ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo", "grpo", "reward"]
 IGNORED_LABEL = -100  # skipped by torch's cross-entropy
 TOKEN_LIST = "list<int32>"
 TEXT = "string"
@@ -76,6 +76,7 @@ class Objective:
         learning_rate_factor: Factor on the learning rate that the recipe leaves open, relative to sft.
         splits_long_rows: Whether a row longer than max_length gives several examples instead of a truncated one.
         generates: Whether the model answers the prompts during the training, and rewards score the answers.
+        scores_answers: Whether the result is a reward model, which returns one number for a conversation.
         batch_rows: Rows per optimizer step if the recipe sets none.
     """
 
@@ -96,6 +97,7 @@ class Objective:
     learning_rate_factor: float = 1.0
     splits_long_rows: bool = False
     generates: bool = False
+    scores_answers: bool = False
     # LoRA loses quality with large batches ("LoRA Without Regret"); QLoRA (arXiv 2305.14314) trains with 16 rows.
     batch_rows: int = 16
 
@@ -107,7 +109,12 @@ class Objective:
     @property
     def has_reference(self) -> bool:
         """Whether the loss compares with a reference model."""
-        return not self.is_causal and self.pair_loss is None
+        return not self.is_causal and self.pair_loss is None and not self.scores_answers
+
+    @property
+    def disables_dropout(self) -> bool:
+        """Whether the training sets every dropout to 0, because noise would change answers or their rewards."""
+        return self.generates or self.scores_answers
 
     @property
     def is_paired(self) -> bool:
@@ -196,6 +203,19 @@ def _encode_pair(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) 
     return _encode_answers(tokenizer, row, max_length, ("chosen", "rejected"))
 
 
+def _encode_conversation_pair(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
+    """Encode a pair as two whole conversations, as a reward model reads them."""
+    encoded = _encode_pair(tokenizer, row, max_length)
+    examples = [
+        {
+            **{f"{side}_ids": [*example["prompt_ids"], *example[f"{side}_ids"]] for side in ("chosen", "rejected")},
+            "length": example["length"],
+        }
+        for example in encoded.examples
+    ]
+    return EncodedRow(examples, encoded.cut_tokens)
+
+
 def _encode_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
     """Encode a prompt up to the beginning of the answer; no example without a reference, or for a prompt that is too long."""
     if not row["reference"]:
@@ -246,6 +266,8 @@ def _to_conversation(row: Row, kind: str) -> Iterable[Row]:
 PREFERENCE_RATE_FACTOR = 1 / 40
 # ORPO also learns the chosen answers. It uses 8e-6 for a 7B model (arXiv 2403.07691), a quarter of the rate of sft.
 ORPO_RATE_FACTOR = 1 / 4
+# The 8B reward models of RewardBench 2 (arXiv 2506.01937) were trained in full with 3e-6, a tenth of the rate of sft.
+REWARD_RATE_FACTOR = 1 / 10
 PAIR_COLUMNS = ["prompt", "chosen", "rejected", "tools"]
 PAIR_ROWS = {"preference": RowMapping(PAIR_COLUMNS, _keep_row, "the preference pairs")}
 PAIR_FEATURES = {"prompt_ids": TOKEN_LIST, "chosen_ids": TOKEN_LIST, "rejected_ids": TOKEN_LIST}
@@ -353,5 +375,19 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         learning_rate_factor=PREFERENCE_RATE_FACTOR,
         generates=True,
         batch_rows=8,
+    ),
+    "reward": Objective(
+        summary="a reward model, which scores answers: the chosen answer of a pair gets a higher score than the rejected one",
+        row_mappings=PAIR_ROWS,
+        encode=_encode_conversation_pair,
+        features={"chosen_ids": TOKEN_LIST, "rejected_ids": TOKEN_LIST},
+        trl_method="Reward",
+        collator_path="trl.trainer.reward_trainer.DataCollatorForPreference",
+        accepted_rows=ACCEPTED_PAIRS,
+        loss_description="negative log-likelihood of the preferences in the Bradley–Terry model (Ouyang et al., arXiv "
+        "2203.02155), plus a weighted term that centers the rewards at 0 (Eisenstein et al., arXiv 2312.09244); 0.693 if "
+        "the model has no preference",
+        learning_rate_factor=REWARD_RATE_FACTOR,
+        scores_answers=True,
     ),
 }

@@ -245,7 +245,7 @@ def measure_lengths(rows: Iterable[Row], config: FineTuningConfig, tokenizer: Pr
     lengths = []
     for row in rows:
         sequences = [
-            len(example.get("input_ids") or example.get("prompt_ids") or example["prompt"])
+            len(example.get("input_ids") or example.get("prompt_ids") or example.get("prompt", ()))
             + max((len(example.get(f"{name}_ids", ())) for name in ("chosen", "rejected", "completion")), default=0)
             for example in config.objective_spec.encode(tokenizer, row, 2**31).examples
         ]

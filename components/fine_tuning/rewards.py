@@ -1,10 +1,11 @@
-"""Rewards of reinforcement learning: checks that score the answers a model generates, from 0 to 1.
+"""Rewards of reinforcement learning, which score the answers that a model generates, from 0 to 1.
 
 To add a reward, extend `RewardName` and `REWARDS`; a parameter is a key of `RewardConfig`.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -17,8 +18,18 @@ if TYPE_CHECKING:
     from components.fine_tuning.config import RewardConfig
 
 RewardName = Literal[
-    "exact_match", "final_number", "f1", "json_valid", "json_schema", "json_match", "regex", "length", "no_repetition"
+    "exact_match",
+    "final_number",
+    "f1",
+    "json_valid",
+    "json_schema",
+    "json_match",
+    "regex",
+    "length",
+    "no_repetition",
+    "reward_model",
 ]
+REWARD_BATCH_TOKENS = 2048  # of a reward model
 
 
 @dataclass(frozen=True)
@@ -29,14 +40,17 @@ class Rollout:
         question: The last message of the prompt.
         reference: The answer in the training row.
         answer: The generated answer, without special tokens.
+        tokens: The tokens of the prompt and of the answer.
     """
 
     question: str
     reference: str
     answer: str
+    tokens: Sequence[int] = ()
 
 
-Scorer = Callable[[Rollout], float]
+Check = Callable[[Rollout], float]
+Scorer = Callable[[Sequence[Rollout]], list[float]]
 
 
 @dataclass(frozen=True)
@@ -45,16 +59,17 @@ class Reward:
 
     Attributes:
         summary: What the reward checks; shown in the configuration reference.
-        build: Function that returns the scorer of an entry of `grpo.rewards`; scores are 0 to 1.
+        build: Function that returns the check of an entry of `grpo.rewards`, which scores one answer from 0 to 1. None for a
+            reward model, which scores the answers of a batch together.
         parameter: Key of the entry that the reward requires; "" if it has none.
     """
 
     summary: str
-    build: Callable[[RewardConfig], Scorer]
+    build: Callable[[RewardConfig], Check] | None
     parameter: str = ""
 
 
-def _build_schema_scorer(config: RewardConfig) -> Scorer:
+def _build_schema_check(config: RewardConfig) -> Check:
     validator = json_answers.build_validator(config.json_schema, "the schema in fine_tuning.grpo.rewards")
     return lambda rollout: json_answers.score_schema(rollout.answer, validator)
 
@@ -72,12 +87,12 @@ def score_json_match(answer: str, reference: str) -> float:
     return len(equal) / len(keys) if keys else 1.0
 
 
-def _build_regex_scorer(config: RewardConfig) -> Scorer:
+def _build_regex_check(config: RewardConfig) -> Check:
     pattern = re.compile(config.pattern or "", re.DOTALL)
     return lambda rollout: float(pattern.fullmatch(rollout.answer.strip()) is not None)
 
 
-def _build_length_scorer(config: RewardConfig) -> Scorer:
+def _build_length_check(config: RewardConfig) -> Check:
     limit = config.max_words or 1
 
     def score(rollout: Rollout) -> float:
@@ -103,20 +118,23 @@ REWARDS: dict[RewardName, Reward] = {
     "json_valid": Reward(
         "the answer is a JSON value", lambda _: lambda rollout: json_answers.score_json(rollout.answer)
     ),
-    "json_schema": Reward("the answer is JSON that matches json_schema", _build_schema_scorer, "json_schema"),
+    "json_schema": Reward("the answer is JSON that matches json_schema", _build_schema_check, "json_schema"),
     "json_match": Reward(
         "share of the keys of the JSON objects in the answer and the row's answer that have equal values",
         lambda _: lambda rollout: score_json_match(rollout.answer, rollout.reference),
     ),
-    "regex": Reward("the whole answer matches pattern", _build_regex_scorer, "pattern"),
+    "regex": Reward("the whole answer matches pattern", _build_regex_check, "pattern"),
     "length": Reward(
         "the answer has at most max_words words; less for longer answers, 0 from twice as many",
-        _build_length_scorer,
+        _build_length_check,
         "max_words",
     ),
     "no_repetition": Reward(
         "the answer is not empty and does not repeat its words",
         lambda _: lambda rollout: float(bool(rollout.answer.strip()) and not repetition.is_repetitive(rollout.answer)),
+    ),
+    "reward_model": Reward(
+        "a reward model's estimate of the probability that people prefer the answer to an average answer", None, "model"
     ),
 }
 
@@ -143,22 +161,49 @@ def normalize_weights(entries: Sequence[RewardConfig]) -> list[float]:
 
 
 def build_rewards(entries: Sequence[RewardConfig]) -> list[WeightedReward]:
-    """Return the rewards, with weights that sum to 1.
+    """Return the rewards, with weights that sum to 1. Reward models are loaded from their folders.
 
     Raises:
-        ConfigurationError: a JSON schema is invalid.
+        ConfigurationError: a JSON schema is invalid, or a reward model cannot be loaded.
     """
     return [
-        WeightedReward(name, weight, REWARDS[entry.kind].build(entry))
+        WeightedReward(name, weight, _build_scorer(entry))
         for name, weight, entry in zip(name_rewards(entries), normalize_weights(entries), entries, strict=True)
     ]
+
+
+def _build_scorer(entry: RewardConfig) -> Scorer:
+    build = REWARDS[entry.kind].build
+    if build is None:
+        return _load_reward_model(str(entry.model))
+    check = build(entry)
+    return lambda rollouts: [check(rollout) for rollout in rollouts]
+
+
+def _load_reward_model(folder: str) -> Scorer:
+    """Return a scorer of the reward model in a folder.
+
+    Its rewards are centered at 0, so that in the Bradley–Terry model σ(reward) is the probability that an answer is
+    preferred to one with the mean reward.
+    """
+    from components.common.models import model_loading, reward_models
+
+    opened = model_loading.open_model(folder, accepts_reward_models=True)
+    model = reward_models.load_reward_model(opened, model_loading.load_tokenizer(opened.tokenizer))
+
+    def score(rollouts: Sequence[Rollout]) -> list[float]:
+        conversations = [rollout.tokens for rollout in rollouts]
+        rewards = reward_models.compute_rewards(model, conversations, REWARD_BATCH_TOKENS)
+        return [0.5 * (1 + math.tanh(reward / 2)) for reward in rewards]  # σ without an overflow
+
+    return score
 
 
 def compute_totals(
     rewards: Sequence[WeightedReward], rollouts: Sequence[Rollout]
 ) -> tuple[dict[str, list[float]], list[float]]:
     """Return the scores of each reward by name, and the weighted sum of each rollout."""
-    scores = {reward.name: [reward.score(rollout) for rollout in rollouts] for reward in rewards}
+    scores = {reward.name: reward.score(rollouts) for reward in rewards}
     weights = [reward.weight for reward in rewards]
     totals = [sum(map(operator.mul, weights, values)) for values in zip(*scores.values(), strict=True)]
     return scores, totals

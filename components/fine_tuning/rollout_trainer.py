@@ -23,8 +23,17 @@ def build_reward_functions(weighted: Sequence[WeightedReward]) -> list[Callable[
     """Return the rewards as functions that TRL's trainer calls with the answers and the columns of their rows."""
 
     def build(reward: WeightedReward) -> Callable[..., list[float]]:
-        def score(completions: list[str], question: list[str], reference: list[str], **_: object) -> list[float]:
-            return [reward.score(Rollout(*texts)) for texts in zip(question, reference, completions, strict=True)]
+        def score(
+            prompts: list[list[int]],
+            completions: list[str],
+            completion_ids: list[list[int]],
+            question: list[str],
+            reference: list[str],
+            **_: object,
+        ) -> list[float]:
+            texts = zip(question, reference, completions, strict=True)
+            tokens = [[*prompt, *answer] for prompt, answer in zip(prompts, completion_ids, strict=True)]
+            return reward.score([Rollout(*each, ids) for each, ids in zip(texts, tokens, strict=True)])
 
         score.__name__ = reward.name  # the name in TRL's metrics
         return score
@@ -78,8 +87,8 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> t
                     ids, _ = self._generate_single_turn([example["prompt"] for example in examples], None, {}, 1)
                 answers = self.processing_class.batch_decode(ids, skip_special_tokens=True)
                 rollouts = [
-                    Rollout(example["question"], example["reference"], answer)
-                    for example, answer in zip(examples, answers, strict=True)
+                    Rollout(example["question"], example["reference"], answer, [*example["prompt"], *tokens])
+                    for example, answer, tokens in zip(examples, answers, ids, strict=True)
                 ]
                 scores, sums = rewards.compute_totals(weighted, rollouts)
                 totals += torch.tensor(

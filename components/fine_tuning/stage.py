@@ -36,6 +36,7 @@ from components.fine_tuning import (
     model_support,
     recipe_defaults,
     report,
+    reward_sources,
     row_encoding,
     token_cache,
     training,
@@ -124,6 +125,8 @@ def finetune(
         tokenization_check.check_tokenization(base.path, base.uri)
         tokenizer = model_loading.load_tokenizer(base.path)
         recipe = plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
+        reward_models = reward_sources.open_reward_models(recipe, base.path)
+        recipe = reward_sources.pin_reward_models(recipe, reward_models)
     arithmetic = describe_arithmetic(recipe, launcher_settings)
     initial_sha256 = initial_adapter.sha256 if initial_adapter else None
     key = compute_key(dataset.sha256, base.sha256, recipe, seed, arithmetic, initial_sha256)
@@ -143,7 +146,7 @@ def finetune(
             str(base.path),
             base.sha256,
             base.uri,
-            recipe.model_dump(),
+            reward_sources.locate_reward_models(recipe, reward_models).model_dump(),
             seed,
             splits_path,
             work_path,
@@ -166,9 +169,13 @@ def finetune(
         if initial_adapter:
             source = initial_adapter.as_input(recipe.initial_adapter or "")
             inputs.append(source.model_copy(update={"kind": adapters.INITIAL_ADAPTER_INPUT}))
+        for number, artifact in reward_models.items():
+            source = artifact.as_input(recipe.grpo.rewards[number].model or "")
+            inputs.append(source.model_copy(update={"kind": reward_sources.REWARD_INPUT}))
         card = model_card.render_card(recipe, summary, dataset, base, inputs, seed)
         page = _write_documents(work, output, card, summary, inputs, recipe)
-        published = publish_model(output, page, inputs, recipe.model_dump(), seed, key, summary)
+        artifact_kind = artifact_folder.REWARD_MODEL if recipe.objective_spec.scores_answers else "model"
+        published = publish_model(output, artifact_kind, page, inputs, recipe.model_dump(), seed, key, summary)
         shutil.rmtree(work, ignore_errors=True)
     return published
 
@@ -235,6 +242,7 @@ def _write_documents(
 
 def publish_model(
     output: Path,
+    kind: str,
     page: str,
     inputs: Sequence[ArtifactInput],
     config: dict[str, Any],
@@ -246,6 +254,7 @@ def publish_model(
 
     Args:
         output: Folder with the weights.
+        kind: Kind of the artifact: model or reward_model.
         page: HTML of the report.
         inputs: Inputs in the manifest.
         config: The recipe, for the manifest.
@@ -256,7 +265,7 @@ def publish_model(
     (output / "report.html").write_text(page, encoding="utf-8")
     return artifact_folder.publish(
         output,
-        "model",
+        kind,
         payload=is_payload,
         inputs=inputs,
         config=config,

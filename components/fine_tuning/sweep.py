@@ -51,7 +51,15 @@ from components.common.runtime.errors import (
 )
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.common.workspace import artifact_store, job_folders
-from components.fine_tuning import adapters, callbacks, earlier_training, recipe_defaults, report, stage
+from components.fine_tuning import (
+    adapters,
+    callbacks,
+    earlier_training,
+    recipe_defaults,
+    report,
+    reward_sources,
+    stage,
+)
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.report import SweepEntry
 from components.fine_tuning.sample_answers import SAMPLES_FILENAME
@@ -134,6 +142,7 @@ def tune(
     launcher_settings = launcher_settings or LauncherSettings()
     stage.check_launcher(config, launcher_settings)
     base = base or model_loading.resolve_base_model(config.base_model, reporter)
+    config = reward_sources.pin_reward_models(config, reward_sources.open_reward_models(config, base.path))
     initial_adapter = initial_adapter or _open_initial_adapter(config, base)
     for warning in earlier_training.describe_trained_test_rows(dataset, base, initial_adapter):
         reporter.note(warning)
@@ -449,4 +458,6 @@ def _publish_best(
     samples = callbacks.read_log(output / SAMPLES_FILENAME)
     page = report.render_report(entries[0].log, summary, manifest.inputs, best.recipe, entries, samples)
     key = str(manifest.produced_by["key"])
-    return stage.publish_model(output, page, manifest.inputs, manifest.config, manifest.seed, key, summary)
+    return stage.publish_model(
+        output, manifest.kind, page, manifest.inputs, manifest.config, manifest.seed, key, summary
+    )

@@ -42,7 +42,7 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int, sam
     mixture = splits.train.build_mixture(config.mixing)
 
     class TunelineTrainer(base):  # type: ignore[misc, valid-type]
-        aux_loss_enabled: bool  # whether TRL adds the loss of the router
+        aux_loss_enabled = False  # whether TRL adds the loss of the router
         waited = 0.0  # seconds spent waiting for rows since the last reset
         fetched: tuple[Any, Any] = (None, None)  # an iterator over an epoch, and the rows of its next step
         request: tuple[Any, int, torch.device]  # the last arguments of get_batch_samples

@@ -183,8 +183,8 @@ def _train(
         if config.has_lora_dropout and adapters.has_adapted_experts(outline):
             config = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
             settings.reasons.append("lora.dropout: 0, because PEFT has no dropout for the weights of experts")
-        if config.objective_spec.generates and config.adaptation_spec.is_low_rank and config.lora.dropout:
-            settings.reasons.append("lora.dropout: 0, because the model that generates is the model that is trained")
+        if config.objective_spec.disables_dropout and config.adaptation_spec.is_low_rank and config.lora.dropout:
+            settings.reasons.append("lora.dropout: 0, because noise would change the answers or their rewards")
         if OPTIMIZERS[config.optimizer].trains_matrices:
             share = muon.measure_share(outline)
             settings.reasons.append(f"optimizer muon: trains {share:.0%} of the weights, and AdamW the others")
@@ -279,7 +279,9 @@ def _load_model(
             bnb_4bit_compute_dtype=dtype,
         )
     loadable = model_loading.LoadableModel(base.sha256, base, base.path, None, None)
-    model: PreTrainedModel = model_loading.load_model(loadable, trainable=True, dtype=dtype, **options)
+    model: PreTrainedModel = model_loading.load_model(
+        loadable, trainable=True, dtype=dtype, has_reward_head=config.objective_spec.scores_answers, **options
+    )
     model_support.align_with_trl(model)
     if job.initial_adapter:  # TRL keeps a frozen copy of it, named "ref", as the reference model of dpo and kto
         peft_config = adapters.build_peft_config(config, job.base_path, model)
@@ -343,13 +345,16 @@ def _build_arguments(
             "temperature": config.grpo.temperature,
             "beta": config.grpo.kl_weight,
             "reward_weights": rewards.normalize_weights(config.grpo.rewards),
-            "disable_dropout": True,  # the model that generates is the model that is trained
         }
     else:
         options["max_length"] = None  # the rows are already truncated
+    if objective.disables_dropout:
+        options["disable_dropout"] = True
+    if objective.scores_answers:
+        options["center_rewards_coefficient"] = config.reward_model.center_weight or None
     if objective.is_causal:
         options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
-    if not model_support.has_router_loss(model_class):
+    if not (objective.scores_answers or model_support.has_router_loss(model_class)):
         options["router_aux_loss_coef"] = 0.0  # TRL requests the loss of every model with such a setting
     if objective.pair_loss:
         # TRL loads no reference model, and `reference_free_trainer` computes none.

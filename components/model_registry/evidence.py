@@ -134,7 +134,7 @@ def _check_manifest(manifest: Manifest, content: Json) -> list[str]:
     """Compare the manifest of the evaluation, which its digest does not cover, with evaluation.json."""
     measured, config = content["measured"], manifest.config
     stated = [
-        ["model", measured["model"]["content_sha256"]],
+        [measured["model"].get("kind", "model"), measured["model"]["content_sha256"]],
         ["dataset", measured["dataset"]["content_sha256"]],
         ["base_model", measured["base_model"]],
         *([["incumbent", measured["incumbent"]]] if measured["incumbent"] else []),

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from components.common.artifacts.artifact_folder import Artifact
+from components.common.artifacts.artifact_folder import REWARD_MODEL, Artifact
 from components.common.reporting import mlflow_tracking
 from components.common.runtime.errors import RegistryError, UsageError
 from components.common.workspace import artifact_store
@@ -74,6 +74,7 @@ def build_version_tags(
         "finetune_key": finetune_key or str(produced_by.get("key", "")),
         "git_commit": str(produced_by.get("git_commit") or ""),
         "kfp_run": os.environ.get("KFP_RUN_ID", ""),
+        "kind": REWARD_MODEL if model.manifest.kind == REWARD_MODEL else "",
     }
     for kind in ("dataset", "base_model"):
         if source := model.manifest.find_input(kind):

@@ -82,9 +82,13 @@ def log_model(
 def log_mlmodel(client: MlflowClient, model_id: str, model: Artifact) -> None:
     """Upload the files by which MLflow loads the model, unless the logged model has them for the same artifact store.
 
+    MLflow loads models that answer prompts, so a reward model has no such files.
+
     Raises:
         RegistryError: MLflow does not list the files after the upload.
     """
+    if model.manifest.kind == artifact_folder.REWARD_MODEL:
+        return
     store_uri = artifact_store.get_artifact_uri(model)
     if client.get_logged_model(model_id).tags.get(MLMODEL_TAG) == store_uri:
         return

@@ -75,16 +75,15 @@ def list_objections(version: ModelVersion, requirements: Requirements) -> list[s
     """
     verdict = _get_tag(version, "verdict")
     objections = [] if verdict == "accepted" else [f"{evidence.VERDICT_OBJECTION} {verdict or 'missing'}"]
-    if not _get_tag(version, "repository_sha256"):
-        objections.append("it has no Triton package")
-    elif _get_tag(version, "proof") != PROVEN:
-        objections.append("its Triton package is unproven")
-    objections += _check_comparison(_get_tag(version, "incumbent_sha256"), requirements.incumbent_sha256)
     with ExitStack() as stack:
         artifacts, unreadable = _open_artifacts(version, stack)
+        model = artifacts.get("model")
+        if model is None or model.manifest.kind != artifact_folder.REWARD_MODEL:  # a reward model is not served
+            objections += _check_package_tags(version)
+        objections += _check_comparison(_get_tag(version, "incumbent_sha256"), requirements.incumbent_sha256)
         objections += unreadable
         if evaluation := artifacts.get("evaluation"):
-            objections += _check_evaluation(version, evaluation, artifacts.get("model"), requirements)
+            objections += _check_evaluation(version, evaluation, model, requirements)
         if requirements.policy and (result := _check_signatures(version.name, requirements.policy, artifacts)):
             objections += [result.reason] if result.reason else []
         if repository := artifacts.get("repository"):
@@ -93,6 +92,12 @@ def list_objections(version: ModelVersion, requirements: Requirements) -> list[s
         earlier = (evidence.EARLIER_EVALUATION, evidence.EARLIER_PACKAGE)
         objections = [clause for clause in objections if clause not in earlier]
     return list(dict.fromkeys(objections))
+
+
+def _check_package_tags(version: ModelVersion) -> list[str]:
+    if not _get_tag(version, "repository_sha256"):
+        return ["it has no Triton package"]
+    return [] if _get_tag(version, "proof") == PROVEN else ["its Triton package is unproven"]
 
 
 def build_repeated_requirements(

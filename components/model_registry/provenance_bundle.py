@@ -321,7 +321,7 @@ def _check_evidence(index: Index, lineage: LineageCheck, forced: ForcedPromotion
     if "model" not in index.artifacts or "evaluation" not in index.artifacts:
         yield "the version has no model or no evaluation"
     for kind, verified in found.items():
-        if verified is not None and verified[0].kind != kind:
+        if verified is not None and verified[0].role != kind:
             yield f"its {kind} is of another kind: {verified[0].kind}"
     if found["model"] is None:  # reported with its signature
         return

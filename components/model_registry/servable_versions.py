@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from components.common.artifacts import hashing
-from components.common.artifacts.artifact_folder import Artifact
+from components.common.artifacts.artifact_folder import REWARD_MODEL, Artifact
 from components.common.runtime.errors import RegistryError
 from components.model_registry import (
     history_signatures,
@@ -152,6 +152,11 @@ def open_package(name: str, version: str) -> Iterator[Artifact]:
     with model_versions.registry_client() as client:
         target = model_versions.get_version(client, name, version)
     sha256 = target.tags.get(f"{TAG_PREFIX}repository_sha256")
+    if target.tags.get(f"{TAG_PREFIX}kind") == REWARD_MODEL:
+        raise RegistryError(
+            f"{name} version {version} is a reward model, which is not served",
+            hint="Use it as a reward of the objective grpo, or choose another model.",
+        )
     if not sha256:
         raise RegistryError(
             f"{name} version {version} has no Triton package", hint="Register the model again with its package."

@@ -20,7 +20,15 @@ from components.model_registry.artifact_signatures import SignatureRecord
 from components.model_registry.signers import Signer
 from components.model_registry.trust_root import SignatureInvalidError, Trust
 
-ATTESTED_KINDS = ("dataset", "model", "initial_adapter", "evaluation", "repository")  # inputs that steps produced
+ATTESTED_KINDS = (
+    "dataset",
+    "model",
+    "reward_model",
+    "initial_adapter",
+    "scoring_model",
+    "evaluation",
+    "repository",
+)  # inputs that steps produced
 COMPARED_KIND = "incumbent"  # an input of an evaluation that is no part of the candidate
 
 

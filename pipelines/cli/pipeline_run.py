@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.common.launch import launcher_settings
-from components.common.runtime.errors import EXIT_REFUSED
+from components.common.runtime.errors import EXIT_REFUSED, ConfigurationError
 from components.common.workspace.artifact_store import STORE_PREFIX, Workdir
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
@@ -94,6 +94,9 @@ def run(
                     stage_cost.add_costs([])
                 )
                 _check_inputs(link.customization, work, reporter)
+                if link.rewarded_by is not None:
+                    reward_model = chain[link.rewarded_by].customization
+                    _check_tokenizers(reward_model, link.customization)
     results = _run_chain(chain, Workdir(workdir.absolute()), as_json, tracking_uri, settings, target)
     _print_results(results, configs, as_json, run_summary.format_run)
     return EXIT_REFUSED if fail_on_refusal and results[-1]["verdict"] == "refused" else 0
@@ -129,6 +132,20 @@ def _check_inputs(customization: Customization, work: Workdir, reporter: Reporte
     input_resolution.check_evaluation_tasks(customization, lambda: (outline.tokenizer, outline.config), reporter)
 
 
+def _check_tokenizers(reward_model: Customization, customization: Customization) -> None:
+    """Raise ConfigurationError if a reward model of the chain and the model that it scores would read other tokens."""
+    from components.common.models import model_loading
+
+    sources = [each.fine_tuning.base_model for each in (reward_model, customization)]
+    tokenizers = [model_loading.load_outline(source).tokenizer for source in sources]
+    if not model_loading.tokenize_equally(*tokenizers):
+        raise ConfigurationError(
+            f"fine_tuning.grpo.rewards: the reward model is trained from {sources[0]}, whose tokenizer or chat template "
+            f"differs from that of {sources[1]}",
+            hint="Train both from base models with the same tokenizer.",
+        )
+
+
 def _run_chain(
     chain: Sequence[ChainedCustomization],
     work: Workdir,
@@ -138,15 +155,19 @@ def _run_chain(
     target: Platform,
 ) -> list[dict[str, Any]]:
     """Run the customizations in sequence until a gate refuses a model, and return the results of the runs."""
+    from components.fine_tuning import reward_sources
     from pipelines.config.customization_chain import replace_base_model
     from pipelines.runs import local_runner
 
     results: list[dict[str, Any]] = []
     for link in chain:
         customization = link.customization
-        if link.tunes_previous:
-            model = Path(results[-1]["artifacts"]["model"])
-            customization = replace_base_model(customization, f"{STORE_PREFIX}{model.name}")
+        models = [f"{STORE_PREFIX}{Path(result['artifacts']['model']).name}" for result in results]
+        if link.tuned is not None:
+            customization = replace_base_model(customization, models[link.tuned])
+        if link.rewarded_by is not None:
+            tuning = reward_sources.replace_previous(customization.fine_tuning, models[link.rewarded_by])
+            customization = customization.model_copy(update={"fine_tuning": tuning})
         results.append(
             local_runner.run(
                 customization,

@@ -32,9 +32,9 @@ from components.data_curation.databases.database_registry import check_request, 
 from components.data_curation.databases.table_request import TableRequest, check_no_password
 from components.data_curation.reading.table_settings import is_query_file
 from components.data_versioning.config import DataVersioningConfig
-from components.evaluation.config import EvaluationConfig
+from components.evaluation.config import EvaluationConfig, adapt_to_reward_model, check_task_kinds
 from components.evaluation.tasks.task_registry import TASK_KINDS
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import PREVIOUS, FineTuningConfig
 from components.model_registry.config import ModelRegistryConfig
 from components.triton_packaging.config import TritonPackagingConfig
 
@@ -186,7 +186,9 @@ class Customization(BaseModel):
 
     @model_validator(mode="after")
     def share_values(self) -> Customization:
-        """Copy fine-tuning's row length and model to the sections that use them, unless these set their own."""
+        """Copy fine-tuning's values to the sections that use them, unless these set their own."""
+        if self.fine_tuning.objective_spec.scores_answers:
+            self.evaluation = adapt_to_reward_model(self.evaluation)
         tuning, tokens = self.fine_tuning, self.data_curation.tokens
         perplexity = self.data_curation.quality_scores.perplexity
         scorers = [(perplexity, "model", tuning.base_model)] if perplexity.is_enabled else []
@@ -266,6 +268,13 @@ def check_consistency(config: Customization, *, can_promote: bool = True) -> Non
             source contains a password, which compiled pipelines and manifests would repeat; or the settings of a
             table do not fit its database; or a model would be promoted without the regression suite.
     """
+    is_reward_model = config.fine_tuning.objective_spec.scores_answers
+    check_task_kinds(config.evaluation, is_reward_model=is_reward_model)
+    if can_promote and is_reward_model and config.model_registry.auto_promote:
+        raise ConfigurationError(
+            "model_registry.auto_promote is true, and fine_tuning.objective is reward: no regression suite measures reward models",
+            hint="Set model_registry.auto_promote to false and use `tuneline promote`.",
+        )
     if can_promote and config.model_registry.auto_promote and config.evaluation.suite == "none":
         raise ConfigurationError(
             "model_registry.auto_promote is true, but evaluation.suite is 'none'; automatic promotion requires 'default'",
@@ -484,6 +493,11 @@ def _make_paths_absolute(values: Values, base: Path) -> None:
             section, name = find_section(values, key)
             if section and isinstance(section.get(name), kind):
                 section[name] = _make_absolute(section[name], base)
+    section, name = find_section(values, "fine_tuning.grpo.rewards")
+    rewards = section.get(name) if section else None
+    for reward in rewards if isinstance(rewards, list) else ():
+        if isinstance(reward, dict) and isinstance(reward.get("model"), str) and reward["model"] != PREVIOUS:
+            reward["model"] = _make_absolute(reward["model"], base)
     section, name = find_section(values, "evaluation.tasks")
     tasks = section.get(name) if section else None
     for task in tasks if isinstance(tasks, list) else ():

@@ -138,6 +138,8 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
     ) -> PipelineOutputs:
         """Curate, version, fine-tune, evaluate; package, register and promote an accepted candidate.
 
+        A reward model is registered without a package.
+
         Args:
             sources: Training text: files, globs and folders as pods see them, for example ["/data/raw/*.jsonl"]. demo:python-docs is the demo dataset.
             base_model: Base model: a folder on the volume in the Hugging Face layout, store:<sha256> as printed by tuneline models import, hf://org/name@revision, or embedded:smollm2-135m-instruct.
@@ -170,13 +172,13 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
             "evaluation": evaluated.outputs["evaluation"],
         }
         registry = plans.outputs["model_registry"]
-        with dsl.If(evaluated.outputs["verdict"] == "accepted", name="accepted"):
+        with dsl.If(evaluated.outputs["packaging"] == "yes", name="accepted"):
             packaged = configure(triton_packaging(plan=plans.outputs["triton_packaging"], model=model))
             registered = configure(
                 registration(plan=registry, repository=packaged.outputs["repository"], **lineage), cached=False
             )
             promoted = configure(promotion(plan=registry, registered=registered.outputs["registered"]), cached=False)
-        with dsl.Else(name="not-accepted"):
+        with dsl.Else(name="not-packaged"):
             kept = configure(registration(plan=registry, **lineage), cached=False)
         outcome = dsl.OneOf(promoted.outputs["registered"], kept.outputs["registered"])
         configure(report(**lineage, registered=outcome), cached=False)

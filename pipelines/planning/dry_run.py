@@ -52,7 +52,7 @@ from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import acceleration, batch_order, earlier_training, mixing
 from components.fine_tuning import training_plan as training
-from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.config import PREVIOUS, FineTuningConfig, Recipe
 from components.fine_tuning.mixing import MAX_SHOWN_SOURCES, MixingSettings, SourceShare
 from components.fine_tuning.model_support import check_model
 from components.fine_tuning.recipe_defaults import (
@@ -78,6 +78,7 @@ from pipelines.steps.input_resolution import (
     find_initial_adapter,
     format_unproven_warning,
     get_unproven_reason,
+    pin_reward_models,
     select_incumbent,
 )
 
@@ -370,6 +371,8 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
             base_sha256 = outline.base.sha256 if outline.base else None
             initial_sha256 = find_initial_adapter(config, base_sha256, outline.config)
+            if not any(reward.model == PREVIOUS for reward in config.fine_tuning.grpo.rewards):  # not trained yet
+                config = pin_reward_models(config, outline.base.path if outline.base else None)
             workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
             _check_services(config, workdir, inputs, reporter)
             repository = curation_inputs.repository_root(config, workdir, scratch)
@@ -599,10 +602,11 @@ def _list_limits(survey: RunSurvey) -> list[str]:
         )
     items, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
     items = min(items, limit) if limit else items
-    if any(task.kind == "held_out" for task in survey.config.evaluation.tasks):
+    on_test_rows = ("held_out", "reward")
+    if any(task.kind in on_test_rows and not task.list_file_paths() for task in survey.config.evaluation.tasks):
         if few := describe_few_test_rows(items):
             warnings.append(few)
-        names = [task.name for task in survey.config.evaluation.tasks if task.kind == "held_out"]
+        names = [task.name for task in survey.config.evaluation.tasks if task.kind in on_test_rows]
         required = promotion_gate.compute_min_items_by_task(
             survey.config.evaluation, has_incumbent=find_champion(survey.config.model_registry.name) is not None
         )
@@ -656,6 +660,11 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
             f"seconds.{stage}": item.basis if item.seconds is None else f"{start[stage]:.0f} s to start; {item.basis}"
             for stage, item in times.items()
         },
+        **(
+            {"seconds.triton_packaging": "a reward model is not packaged"}
+            if survey.recipe.objective_spec.scores_answers
+            else {}
+        ),
         "seconds.other_steps": "time to start the command and run its other steps, measured on two cores of an AMD EPYC",
     }
 
@@ -697,6 +706,8 @@ def _estimate_memory(survey: RunSurvey) -> Json:
         "evaluation": resource_formulas.estimate_evaluation_memory(shape, batch_tokens=batch_tokens, gpu=gpu),
         "triton_packaging": resource_formulas.estimate_packaging_memory(shape, proven=proven),
     }
+    if survey.recipe.objective_spec.scores_answers:  # a reward model is not packaged
+        del peaks["triton_packaging"]
     local = peaks.keys() - ({"fine_tuning"} if _describe_remote_training() else set())
     return {
         "training": max(trainings, key=lambda parts: parts["total"]),
@@ -782,7 +793,9 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
             times["fine_tuning"] = StageTime(None, f"the launcher ({remote}) trains at an unknown speed")
         work = "the candidate and the base read every item of the tasks"
         times["evaluation"] = StageTime(_count_evaluation_operations(survey) / rate, _describe_rate(rate, work))
-    return {stage: times[stage] for stage in ESTIMATED_STAGES if stage not in survey.cached}
+    if survey.recipe.objective_spec.scores_answers:  # a reward model is not packaged
+        del times["triton_packaging"]
+    return {stage: times[stage] for stage in ESTIMATED_STAGES if stage in times and stage not in survey.cached}
 
 
 def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate: float) -> tuple[float, str]:
@@ -792,7 +805,7 @@ def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate
     same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing", "grpo")
     for manifest in history:
         if (
-            manifest.kind == "model"
+            manifest.role == "model"
             and manifest.summary.get("arithmetic") == hardware
             and all(manifest.config.get(name) == recipe.get(name) for name in same)
             and manifest.summary.get("tokens_per_second")

@@ -229,7 +229,7 @@ def _list_affected(
     """List the affected artifacts of a kind with the address of their files and their registered versions."""
     found: dict[str, dict[str, Any]] = {}
     for one in stored:
-        if one.manifest.kind == kind and one.sha256 in affected:
+        if one.manifest.role == kind and one.sha256 in affected:
             found[one.sha256] = {"sha256": one.sha256, "uri": one.uri, "versions": []}
     for version in registered:
         sha256 = version.tags.get(f"{kind}_sha256", "")

@@ -37,6 +37,7 @@ from components.data_curation.stage import find_sources_by_name
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
 from components.fine_tuning.adapters import INITIAL_ADAPTER_INPUT
+from components.fine_tuning.reward_sources import REWARD_INPUT
 from components.model_registry.promotion import CHAMPION
 from components.model_registry.stage import RegisteredModel, find_by_digest, get_registered
 from components.triton_packaging.stage import read_lineage
@@ -55,6 +56,8 @@ STATUS_MARKS = {
     CHANGED: ("!", "yellow"),
     UNCHECKED: ("?", "yellow"),
 }
+# Inputs of a model that are models, and their descriptions.
+OTHER_MODELS = {INITIAL_ADAPTER_INPUT: "initial adapter", REWARD_INPUT: "scored the answers of the training"}
 PARENT_KINDS = {  # in the printed tree
     "repository": "version",
     "evaluation": "version",
@@ -99,9 +102,14 @@ class Link:
     base: LocalBaseModel | None = field(default=None, repr=False)
 
     @property
+    def exact_kind(self) -> str:
+        """The kind of the artifact, such as reward_model, which `kind` calls a model."""
+        return self.artifact.manifest.kind if self.artifact else self.kind
+
+    @property
     def title(self) -> str:
         """The kind in words."""
-        return self.kind.replace("_", " ")
+        return self.exact_kind.replace("_", " ")
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,8 +132,8 @@ class Lineage:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of `tuneline lineage`; `intact`: each link was checked and matches its record."""
-        names = ("kind", "sha256", "uri", "inputs", "status", "detail")
-        chain = [{name: getattr(link, name) for name in names} for link in self.chain]
+        names = ("sha256", "uri", "inputs", "status", "detail")
+        chain = [{"kind": link.exact_kind, **{name: getattr(link, name) for name in names}} for link in self.chain]
         intact = all(link.status == INTACT for link in self.chain)
         return {"name": self.name, "version": self.version, "alias": self.alias, "intact": intact, "chain": chain}
 
@@ -216,8 +224,8 @@ def open_trace(reference: str, workdir: Workdir, config: DataVersioningConfig, r
             logged = version.read_logged_sha256()
             if logged != version.model_sha256:
                 raise _mismatch_error("the version's files in MLflow", "model", logged, version.model_sha256)
-        initial = _trace_initial_adapter(context, model.manifest, outputs[-1]) if model else []
-        chain = [root, *outputs, base, *_check_data(context), *initial, *_trace_ancestors(context, base)]
+        others = _trace_other_models(context, model.manifest, outputs[-1]) if model else []
+        chain = [root, *outputs, base, *_check_data(context), *others, *_trace_ancestors(context, base)]
         alias = None if alias_or_number.isdecimal() else alias_or_number
         yield Lineage(version.name, version.version, alias, chain)
 
@@ -367,25 +375,35 @@ def _trace_ancestors(context: _TraceContext, base: Link) -> list[Link]:
     if not links:
         for link in (next_base, *data[:1]):
             link.parent = base
-    initial = _trace_initial_adapter(context, manifest, links[0] if links else base)
-    return [*links, next_base, *data, *initial, *_trace_ancestors(parent, next_base)]
+    others = _trace_other_models(context, manifest, links[0] if links else base)
+    return [*links, next_base, *data, *others, *_trace_ancestors(parent, next_base)]
 
 
-def _trace_initial_adapter(context: _TraceContext, manifest: Manifest, model: Link) -> list[Link]:
-    """Return the links of the adapter that a model's training started from, without its base: it is the model's base."""
-    initial = manifest.find_input(INITIAL_ADAPTER_INPUT)
-    if initial is None:
-        return []
-    initial = initial.model_copy(update={"kind": "model"})
-    link, adapter = _check_ancestor(
-        context.describe_parent(manifest.model_copy(update={"inputs": [initial]})), initial, ()
-    )
-    link.parent, link.detail = model, link.detail or "initial adapter"
-    model.inputs = [*model.inputs, link.sha256]
-    if adapter is None:
-        return [link]
-    data = _check_data(context.describe_parent(adapter.manifest))
-    return [link, *data, *_trace_initial_adapter(context, adapter.manifest, link)]
+def _trace_other_models(context: _TraceContext, manifest: Manifest, model: Link) -> list[Link]:
+    """Return the links of the models, other than its base, that a model's training used.
+
+    An initial adapter is without its base, which is the base of the model.
+    """
+    links: list[Link] = []
+    for source in manifest.inputs:
+        if source.kind not in OTHER_MODELS:
+            continue
+        own = source.model_copy(update={"kind": "model"})
+        parent = context.describe_parent(manifest.model_copy(update={"inputs": [own]}))
+        link, artifact = _check_ancestor(parent, own, ())
+        link.parent, link.detail = model, link.detail or OTHER_MODELS[source.kind]
+        model.inputs = [*model.inputs, link.sha256]
+        links.append(link)
+        if artifact is None:
+            continue
+        trained = context.describe_parent(artifact.manifest)
+        links += _check_data(trained)
+        if source.kind == REWARD_INPUT:
+            base = _check_base(trained)
+            base.parent = link
+            links += [base, *_trace_ancestors(trained, base)]
+        links += _trace_other_models(context, artifact.manifest, link)
+    return links
 
 
 def _check_ancestor(
@@ -401,7 +419,7 @@ def _check_ancestor(
 
     link, artifact = _check_artifact(context, "model", uris, input_kinds, fetch)
     if artifact:
-        link.inputs = [one.content_sha256 for one in artifact.manifest.inputs if one.kind != INITIAL_ADAPTER_INPUT]
+        link.inputs = [one.content_sha256 for one in artifact.manifest.inputs if one.kind not in OTHER_MODELS]
     return link, artifact
 
 

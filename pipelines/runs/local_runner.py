@@ -302,7 +302,8 @@ def _build_result(outputs: Json, listener: EventListener, workdir: Workdir, pare
         for kind, sha256 in digests.items()
     }
     # a stage without events was cached by kfp, unless the verdict skipped it
-    skipped = set(CONDITIONAL_STAGES) - ({"triton_packaging"} if outputs["verdict"] == "accepted" else set())
+    is_packaged = outputs["verdict"] == "accepted" and digests["repository"]
+    skipped = set(CONDITIONAL_STAGES) - ({"triton_packaging"} if is_packaged else set())
     from_cache = {"seconds": 0.0, "cached": True}
     stages = [
         {

@@ -118,15 +118,18 @@ def evaluate_model(
         OutputOccupiedError: `output` contains another artifact.
     """
     from components.common.models import model_loading
+    from components.evaluation.config import adapt_to_reward_model
     from components.evaluation.stage import evaluate
 
     with artifact_store.keep_paths_in_use(model, dataset, *([incumbent] if incumbent else [])):
+        candidate = model_loading.open_model(model, reporter, accepts_reward_models=True)
+        config = customization.evaluation
         evaluation = evaluate(
-            model_loading.open_model(model, reporter),
+            candidate,
             artifact_folder.read(dataset, "dataset"),
             output,
-            customization.evaluation,
-            incumbent=model_loading.open_model(incumbent, reporter) if incumbent else None,
+            adapt_to_reward_model(config) if candidate.is_reward_model else config,
+            incumbent=model_loading.open_model(incumbent, reporter, accepts_reward_models=True) if incumbent else None,
             seed=customization.seed,
             state=work.state,
             reporter=reporter,

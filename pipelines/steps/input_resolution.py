@@ -9,19 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import code_digest, hashing
+from components.common.artifacts.artifact_folder import REWARD_MODEL
 from components.common.launch import launcher_settings
 from components.common.models import compute_devices, model_loading
 from components.common.runtime import mounts
+from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.evaluation import engine_loading
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
-from components.fine_tuning import adapters, model_support
+from components.fine_tuning import adapters, model_support, reward_sources
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
@@ -70,6 +73,7 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     for recipe in config.fine_tuning.recipes.values():
         model_support.check_model(recipe, model_config)
     initial_sha256 = find_initial_adapter(config, base.sha256, model_config)
+    config = pin_reward_models(config, base.path)
     workloads = _check_tasks_with(base, config, reporter)
     reporter.step("resolving the champion")
     reason = get_unproven_reason(config)
@@ -80,7 +84,9 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     policy_preflight.check_policy(config, base, workloads, reporter)
 
     def find_incumbent(finetune_key: str) -> str | None:
-        return _fetch_incumbent(config, workdir, finetune_key, reporter)
+        incumbent = _fetch_incumbent(config, workdir, finetune_key, reporter)
+        _check_incumbent_kind(config, workdir, incumbent)
+        return incumbent
 
     return build_plans(config, inputs, base.sha256, find_incumbent, reason, workloads, initial_sha256)
 
@@ -90,6 +96,13 @@ def find_initial_adapter(config: Customization, base_sha256: str | None, model_c
     recipes = config.fine_tuning.recipes.values()
     opened = [adapters.open_initial_adapter(recipe, base_sha256, model_config) for recipe in recipes]
     return opened[0].sha256 if opened[0] else None
+
+
+def pin_reward_models(config: Customization, tokenizer: Path | None) -> Customization:
+    """Return the customization with the digests of its reward models; see `reward_sources.open_reward_models`."""
+    tuning = config.fine_tuning
+    opened = reward_sources.open_reward_models(tuning, tokenizer)
+    return config.model_copy(update={"fine_tuning": reward_sources.pin_reward_models(tuning, opened)})
 
 
 def _check_tasks_with(
@@ -238,6 +251,7 @@ def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, repo
         if stage == "fine_tuning":
             configuration = model_loading.load_configuration(base.path)
             initial_sha256 = find_initial_adapter(config, base.sha256, configuration)
+            config = pin_reward_models(config, base.path)
             plan = build_fine_tuning_plan(config, base.sha256, initial_sha256)
         else:
             workloads = _check_tasks_with(base, config, reporter)
@@ -282,6 +296,18 @@ def select_incumbent(found: RegisteredModel | None, finetune_key: str) -> str | 
     if found is None:
         return None
     return found.incumbent_sha256 if found.finetune_key == finetune_key else found.model_sha256
+
+
+def _check_incumbent_kind(config: Customization, workdir: Workdir, incumbent: str | None) -> None:
+    """Raise ConfigurationError if one of candidate and incumbent is a reward model, and the other is not."""
+    manifest = artifact_store.read_manifest(workdir.store, incumbent) if incumbent else None
+    is_reward_model = config.fine_tuning.objective_spec.scores_answers
+    if manifest and (manifest.kind == REWARD_MODEL) != is_reward_model:
+        raise ConfigurationError(
+            f"the champion of {config.model_registry.name} is a {manifest.kind.replace('_', ' ')}, with which objective "
+            f"{config.fine_tuning.objective} cannot be compared",
+            hint="Register reward models under a name of their own: set model_registry.name.",
+        )
 
 
 def _fetch_incumbent(config: Customization, workdir: Workdir, finetune_key: str, reporter: Reporter) -> str | None:

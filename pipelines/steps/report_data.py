@@ -102,6 +102,7 @@ def collect_report_data(
         },
         "data": _describe_dataset(found["dataset"]),
         "revision": {name: version.get(name) for name in ("tag", "rev", "md5", "uri")},
+        "kind": model.manifest.kind,
         "training": {
             "sha256": model.sha256,
             **model.manifest.summary,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from components.common.artifacts.artifact_folder import REWARD_MODEL
 from components.common.cost.cost_rates import CostRates
 from components.common.gate_rules import describe_outcome
 from components.common.reporting import html_report
@@ -51,7 +52,7 @@ def render_report(record: Record) -> str:
         "Training": _render_training(record["training"]),
         "Evaluation": _render_comparison(evaluation),
         "Sample answers": "".join(answers) or html_report.render_paragraph("No answers were generated.", "soft"),
-        "Package": _render_package(record["package"], record["verdict"]),
+        "Package": _render_package(record["package"], record["verdict"], record["kind"]),
         "Lineage": _render_lineage(record["lineage"], record["revision"]),
         "Cost": _render_cost(record),
         "Recipe": html_report.render_table(["setting", "value"], settings)
@@ -194,7 +195,11 @@ def _render_comparison(evaluation: Record) -> str:
     return plot + html_report.render_table(head, rows) + html_report.render_table(["rule", "finding"], rules)
 
 
-def _render_package(package: Record | None, verdict: str) -> str:
+def _render_package(package: Record | None, verdict: str, kind: str) -> str:
+    if package is None and kind == REWARD_MODEL:
+        return html_report.render_paragraph(
+            "A reward model is registered without a package: it scores answers.", "soft"
+        )
     if package is None:
         return html_report.render_paragraph(
             f"The candidate was {verdict}; only accepted candidates are packaged.", "soft"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from components.common.artifacts.artifact_folder import REWARD_MODEL
 from components.common.gate_rules import SUITE_PREFIX, describe_outcome
 from components.common.reporting.html_report import format_value
 
@@ -65,9 +66,15 @@ def _list_unmeasured(record: Record) -> list[str]:
     if any(rule["against"] != "incumbent" for rule in skipped):
         missing.append("some slices of the test rows, because they have too few items")
     if not any(rule["metric"].startswith(SUITE_PREFIX) for rule in rules):
-        missing.append("regressions on other text, because the regression suite is off")
+        is_reward_model = record["kind"] == REWARD_MODEL
+        reason = "does not measure reward models" if is_reward_model else "is off"
+        missing.append(f"regressions on other text, because the regression suite {reason}")
     if record["package"] is None:
-        missing.append("serving, because only accepted candidates are packaged")
+        missing.append(
+            "serving, because a reward model is not packaged"
+            if record["kind"] == REWARD_MODEL
+            else "serving, because only accepted candidates are packaged"
+        )
     elif record["package"]["proof"] is None:
         missing.append("serving, because the package was not tested on a Triton server")
     return missing

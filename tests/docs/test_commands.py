@@ -120,6 +120,12 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     rewarded = {**settings["fine_tuning"], "objective": "grpo", "grpo": {"rewards": [{"kind": "no_repetition"}], "max_answer_tokens": 8}}  # fmt: skip
     (folder / "grpo.yaml").write_text(json.dumps({"fine_tuning": rewarded}))
+    scored = {"objective": "reward", "max_steps": 2}
+    names = {"model_registry": {"name": "helpfulness"}}
+    (folder / "reward.yaml").write_text(json.dumps({**sources, "fine_tuning": scored, **names}))
+    scored = {**rewarded, "grpo": {**rewarded["grpo"], "rewards": [{"kind": "reward_model", "model": "previous"}]}}
+    del scored["base_model"]
+    (folder / "rlhf.yaml").write_text(json.dumps({**settings, "fine_tuning": scored, "evaluation": {"suite": "none"}}))
     (folder / "platform.yaml").write_text("volume: {claim: tuneline}\n")
     shutil.copy(ROOT / "docs" / "examples" / "ci.sh", folder / "ci.sh")
     shutil.copytree(ROOT / "docs" / "examples" / "synthetic", folder / "docs" / "examples" / "synthetic")

@@ -16,6 +16,7 @@ ROW_KINDS = {
     "orpo": "preference",
     "simpo": "preference",
     "grpo": "sft",
+    "reward": "preference",
 }
 # Settings that an objective requires.
 REQUIRED_SETTINGS: dict[str, dict[str, Any]] = {

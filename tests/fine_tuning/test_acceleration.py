@@ -461,7 +461,18 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
             "strategy": "zero3",
             "processes": 2,
         },
-        "strategy zero3 cannot be used with grpo: generation with shards has not been tested",
+        "strategy zero3 cannot be used with grpo, which has not been tested with shards",
+    ),
+    *(
+        ({"objective": "reward", **settings}, reason)
+        for settings, reason in (
+            (
+                {"adaptation": "p_tuning"},
+                "adaptation p_tuning cannot be used with reward: .* expected lora or full or ia3",
+            ),
+            ({"merge": True}, "merge, initial_adapter and rope_scaling cannot be used with reward"),
+            ({"sample_prompts": ["a"]}, "sample_prompts cannot be used with reward"),
+        )
     ),
     ({"optimizer": "muon"}, "optimizer muon cannot be used with lora: .* expected adaptation full, or optimizer adamw"),
     (
@@ -527,8 +538,15 @@ def test_compatible_settings_are_accepted(settings: dict[str, Any]) -> None:
     assert recipe(**settings).gradient_accumulation_steps >= 1
 
 
-@pytest.mark.parametrize("objective", get_args(ObjectiveName))
-@pytest.mark.parametrize("adaptation", get_args(AdaptationName))
+@pytest.mark.parametrize(
+    ("objective", "adaptation"),
+    [
+        (objective, adaptation)
+        for objective in get_args(ObjectiveName)
+        for adaptation in get_args(AdaptationName)
+        if objective != "reward" or ADAPTATIONS[adaptation].fits_reward_models  # others: see CONFLICTS
+    ],
+)
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_every_objective_and_adaptation_except_qlora_runs_on_cpu(
     objective: str, adaptation: str, device: str, machine: FakeMachine

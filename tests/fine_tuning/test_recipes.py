@@ -66,6 +66,8 @@ EXPECTED_LOSSES = {
     ("grpo", "lora", False): (0.0010, 0.7500),
     ("grpo", "full", False): (0.0181, 0.7500),
     ("grpo", "p_tuning", False): (0.0467, 0.7500),
+    ("reward", "lora", False): (0.5289, 0.4195),
+    ("reward", "full", False): (0.3997, 0.3140),
 }
 TOLERANCE = 2e-3
 

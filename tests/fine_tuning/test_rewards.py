@@ -44,7 +44,7 @@ def tune(dataset: Artifact, tiny: Path, folder: Path, **changes: Any) -> tuple[A
 
 def score(entry: dict[str, Any], answer: str, reference: str = "") -> float:
     (reward,) = rewards.build_rewards([RewardConfig.model_validate(entry)])
-    return reward.score(Rollout("question", reference, answer))
+    return reward.score([Rollout("question", reference, answer)])[0]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_total_is_the_weighted_mean_and_repeated_kinds_have_numbers() -> None:
         ),
         (
             {"objective": "grpo", "grpo": {"rewards": [{"kind": "json_valid"}]}, "strategy": "fsdp2", "processes": 2},
-            "strategy fsdp2 cannot be used with grpo: generation with shards has not been tested; expected ddp",
+            "strategy fsdp2 cannot be used with grpo, which has not been tested with shards; expected ddp",
         ),
         (
             {

@@ -37,7 +37,7 @@ def write_chain(folder: Path, *sections: dict[str, Any]) -> list[Path]:
 def test_later_customization_tunes_the_model_of_the_one_before(tmp_path: Path) -> None:
     paths = write_chain(tmp_path, {"base_model": "/a"}, {"objective": "dpo"}, {"base_model": "/b"}, {})
     chain = load_chain(paths, ["fine_tuning.max_steps=3"])
-    assert [link.tunes_previous for link in chain] == [False, True, False, True]
+    assert [link.tuned for link in chain] == [None, 0, None, 2]
     # Until the model exists, the base of the one before stands for it: both have one architecture.
     assert [link.customization.fine_tuning.base_model for link in chain] == ["/a", "/a", "/b", "/b"]
     assert {link.customization.fine_tuning.max_steps for link in chain} == {3}
@@ -49,8 +49,7 @@ def test_later_customization_tunes_the_model_of_the_one_before(tmp_path: Path) -
 def test_example_of_the_documentation_is_a_chain() -> None:
     paths = [ROOT / "docs" / "examples" / "sft-dpo" / name for name in ("sft.yaml", "dpo.yaml")]
     sft, dpo = load_chain(paths, [])
-    assert dpo.tunes_previous
-    assert not sft.tunes_previous
+    assert (sft.tuned, dpo.tuned) == (None, 0)
     assert sft.customization.model_registry.name != dpo.customization.model_registry.name
     gate = [rule for rule in dpo.customization.evaluation.gate if not rule.metric.startswith(SUITE_PREFIX)]
     assert [(rule.metric, rule.min_gain) for rule in gate if rule.against == "base" and not rule.slices] == [
@@ -61,10 +60,16 @@ def test_example_of_the_documentation_is_a_chain() -> None:
 
 def test_override_of_the_base_model_applies_to_the_start_of_a_chain(tmp_path: Path) -> None:
     chain = load_chain(write_chain(tmp_path, {}, {}), ["fine_tuning.base_model=/c"])
-    assert [(link.customization.fine_tuning.base_model, link.tunes_previous) for link in chain] == [
-        ("/c", False),
-        ("/c", True),
-    ]
+    assert [(link.customization.fine_tuning.base_model, link.tuned) for link in chain] == [("/c", None), ("/c", 0)]
+
+
+def test_reward_model_of_a_chain_scores_the_answers_of_the_model_before_it(tmp_path: Path) -> None:
+    rewarded = {"objective": "grpo", "grpo": {"rewards": [{"kind": "reward_model", "model": "previous"}]}}
+    chain = load_chain(write_chain(tmp_path, {"base_model": "/a"}, {"objective": "reward"}, rewarded), [])
+    assert [(link.tuned, link.rewarded_by) for link in chain] == [(None, None), (0, None), (0, 1)]
+    assert chain[2].customization.fine_tuning.base_model == "/a"
+    with pytest.raises(ConfigurationError, match=r"1\.yaml: .* no customization before it trains a reward model"):
+        load_chain(write_chain(tmp_path, {"base_model": "/a"}, rewarded), [])
 
 
 def test_virtual_tokens_cannot_be_tuned_further(tmp_path: Path) -> None:
@@ -74,7 +79,7 @@ def test_virtual_tokens_cannot_be_tuned_further(tmp_path: Path) -> None:
     ):
         load_chain(paths, [])
     paths = write_chain(tmp_path, {"adaptation": "p_tuning"}, {"base_model": "/b"})
-    assert not load_chain(paths, [])[1].tunes_previous
+    assert load_chain(paths, [])[1].tuned is None
 
 
 def test_initial_adapter_requires_a_base_model_in_a_chain(tmp_path: Path) -> None:
@@ -82,7 +87,7 @@ def test_initial_adapter_requires_a_base_model_in_a_chain(tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match=r"1\.yaml sets fine_tuning\.initial_adapter, which must match"):
         load_chain(paths, [])
     paths = write_chain(tmp_path, {"base_model": "/a"}, {"initial_adapter": "/sft", "base_model": "/a"})
-    assert not load_chain(paths, [])[1].tunes_previous
+    assert load_chain(paths, [])[1].tuned is None
 
 
 @pytest.mark.parametrize(("first_verdict", "exit_code"), [("accepted", 0), ("unchanged", 0), ("refused", 3)])

@@ -29,7 +29,14 @@ from components.common.runtime import cpu_cores, filesystem
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, UsageError
 
 MANIFEST_FILENAME = "manifest.json"
-CREATING_COMMANDS = {"dataset": "curate", "model": "finetune", "evaluation": "evaluate", "repository": "package"}
+REWARD_MODEL = "reward_model"
+CREATING_COMMANDS = {
+    "dataset": "curate",
+    "model": "finetune",
+    "reward_model": "finetune",
+    "evaluation": "evaluate",
+    "repository": "package",
+}
 SCHEMA_VERSION = 2  # of the manifests that `publish` writes; manifests of version 1 have no digest of themselves
 SCHEMA_PATTERN = re.compile(r"tuneline/[a-z_]+/v[1-9]\d*")
 UNFINISHED_MARKER = ".unfinished"
@@ -76,8 +83,13 @@ class Manifest(BaseModel):
 
     @property
     def kind(self) -> str:
-        """Kind of the artifact: dataset, model, evaluation, repository, base_model or extract."""
+        """Kind of the artifact: dataset, model, reward_model, evaluation, repository, base_model or extract."""
         return self.schema_.split("/")[1]
+
+    @property
+    def role(self) -> str:
+        """The kind whose place in the pipeline the artifact takes: a reward model is accepted wherever a model is."""
+        return _get_role(self.kind)
 
     @property
     def schema_version(self) -> int:
@@ -86,8 +98,8 @@ class Manifest(BaseModel):
         return int(found[1]) if found else 0
 
     def find_input(self, kind: str) -> ArtifactInput | None:
-        """Return the first input of a kind, or None."""
-        return next((i for i in self.inputs if i.kind == kind), None)
+        """Return the first input of a kind, or None; for model also a reward model."""
+        return next((i for i in self.inputs if kind in (i.kind, _get_role(i.kind))), None)
 
     @property
     def is_reusable(self) -> bool:
@@ -97,6 +109,10 @@ class Manifest(BaseModel):
     def compute_payload_sha256(self) -> str:
         """Return the digest of the payload as listed in `files`."""
         return hashing.content_sha256((file.path, file.sha256) for file in self.files if file.payload)
+
+
+def _get_role(kind: str) -> str:
+    return "model" if kind == REWARD_MODEL else kind
 
 
 @dataclass(frozen=True)
@@ -202,7 +218,7 @@ def publish(
 
     Args:
         folder: the claimed folder, which contains all files of the artifact.
-        kind: dataset, model, evaluation, repository, base_model or extract.
+        kind: dataset, model, reward_model, evaluation, repository, base_model or extract.
         payload: the relative paths that determine the artifact's identity, as a list or a predicate.
         inputs: the artifacts, raw files and base models that the result depends on.
         config: the configuration of the stage, as JSON values.
@@ -342,14 +358,14 @@ def read(folder: Path, *kinds: str) -> Artifact:
 
 
 def require_kind(artifact: Artifact, kinds: Sequence[str]) -> Artifact:
-    """Return the artifact if its kind is in `kinds`; empty `kinds` accept every kind.
+    """Return the artifact if its kind or its role is in `kinds`; empty `kinds` accept every kind.
 
     Raises:
         UsageError: the artifact's kind is not in `kinds`.
     """
-    if kinds and artifact.manifest.kind not in kinds:
+    if kinds and not {artifact.manifest.kind, artifact.manifest.role} & set(kinds):
         raise UsageError(
-            f"{artifact.path} contains a {artifact.manifest.kind}; expected a {' or '.join(kinds)}",
+            f"{artifact.path} contains {_add_article(artifact.manifest.kind)}; expected {_add_article(' or '.join(kinds))}",
             hint=f"{_describe_creation(kinds)}Check the order of the arguments.",
         )
     return artifact
@@ -358,11 +374,13 @@ def require_kind(artifact: Artifact, kinds: Sequence[str]) -> Artifact:
 def _describe_creation(kinds: Sequence[str]) -> str:
     """Return a sentence with the commands that create artifacts of these kinds; "" if none does."""
     commands = [
-        f"{'an' if kind[0] in 'ae' else 'a'} {kind} with `tuneline {CREATING_COMMANDS[kind]}`"
-        for kind in kinds
-        if kind in CREATING_COMMANDS
+        f"{_add_article(kind)} with `tuneline {CREATING_COMMANDS[kind]}`" for kind in kinds if kind in CREATING_COMMANDS
     ]
     return f"Create {' or '.join(commands)}. " if commands else ""
+
+
+def _add_article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'ae' else 'a'} {kind.replace('_', ' ')}"
 
 
 def is_intact(path: Path, file: ArtifactFile) -> bool:

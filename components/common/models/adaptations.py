@@ -25,6 +25,7 @@ class Adaptation:
         is_servable_by_vllm: vLLM can apply the unmerged adapter. A merged model is always servable.
         is_shardable: FSDP2 and ZeRO-3 shard its trained tensors.
         is_prompt_based: Trained virtual tokens precede every prompt.
+        fits_reward_models: Tested with reward models, which have a trained output layer beside the adapter.
         holds_4bit_weights: The frozen base weights are quantized to 4 bits.
         learning_rate_factor: Learning rate relative to full training of the same model. 10 for low-rank updates:
             Schulman et al., "LoRA Without Regret", Thinking Machines Lab, 2025. 60 for IA3: 3e-3 at a hidden size of
@@ -39,6 +40,7 @@ class Adaptation:
     is_servable_by_vllm: bool = False
     is_shardable: bool = False
     is_prompt_based: bool = False
+    fits_reward_models: bool = False
     holds_4bit_weights: bool = False
     learning_rate_factor: float = 1.0
 
@@ -57,9 +59,10 @@ ADAPTATIONS: dict[AdaptationName, Adaptation] = {
         is_mergeable=True,
         is_servable_by_vllm=True,
         is_shardable=True,
+        fits_reward_models=True,
         learning_rate_factor=10.0,
     ),
-    "full": Adaptation("every weight (16 bytes per parameter)", is_shardable=True),
+    "full": Adaptation("every weight (16 bytes per parameter)", is_shardable=True, fits_reward_models=True),
     "qlora": Adaptation(
         "lora on frozen weights quantized to 4 bits (NVIDIA GPU)",
         peft_type="LORA",
@@ -90,6 +93,7 @@ ADAPTATIONS: dict[AdaptationName, Adaptation] = {
         peft_type="IA3",
         settings="ia3",
         is_mergeable=True,
+        fits_reward_models=True,
         learning_rate_factor=60.0,
     ),
 }

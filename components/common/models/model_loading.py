@@ -40,6 +40,7 @@ from components.common.runtime.errors import (
     ConfigurationError,
     EngineMissingError,
     TunelineError,
+    UsageError,
     get_first_line,
     translate_system_error,
 )
@@ -71,6 +72,7 @@ SOURCES_HINT = (
     f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout or of a tuned model, store:<sha256>, or "
     "hf://org/name@revision."
 )
+REWARD_HEAD = "score.weight"
 STORE_STAGE = "models"  # part of the store's keys
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 
@@ -121,6 +123,11 @@ class LoadableModel:
     weights: Path
     adapter: Path | None
     artifact: Artifact | None
+
+    @property
+    def is_reward_model(self) -> bool:
+        """Whether the model scores answers instead of predicting tokens."""
+        return self.artifact is not None and self.artifact.manifest.kind == artifact_folder.REWARD_MODEL
 
     @property
     def tokenizer(self) -> Path:
@@ -256,24 +263,29 @@ def resolve_base_model(
     return base
 
 
-def find_tuned_model(source: str) -> Artifact | None:
-    """Return the artifact of a tuned model, with every digest verified; None for other sources.
+def find_tuned_model(source: str, kind: str = "model") -> Artifact | None:
+    """Return the artifact of a tuned model of this kind, with every digest verified; None for other sources.
 
     Raises:
-        ConfigurationError: the digest in a store:<sha256> source is invalid.
+        ConfigurationError: the digest in a store:<sha256> source is invalid, or the model is a reward model.
         ArtifactDamagedError: a file is missing or has changed.
     """
     if source.startswith(artifact_store.STORE_PREFIX):
         sha256, store = _parse_store_digest(source), Workdir.from_environment().store
         manifest = artifact_store.read_manifest(store, sha256)
-        is_tuned = manifest is not None and manifest.kind == "model"
-        return artifact_store.load_artifact(store, sha256, "model") if is_tuned else None
-    return artifact_folder.read(Path(source), "model") if _has_model_manifest(Path(source)) else None
+        is_tuned = manifest is not None and manifest.kind == kind
+        return artifact_store.load_artifact(store, sha256, kind) if is_tuned else None
+    if kind == "model" and _has_model_manifest(Path(source), artifact_folder.REWARD_MODEL):
+        raise ConfigurationError(
+            f"{source} is a reward model, which cannot be tuned further: it does not predict tokens",
+            hint="Choose its base model, or a model that was trained with another objective than reward.",
+        )
+    return artifact_folder.read(Path(source), kind) if _has_model_manifest(Path(source), kind) else None
 
 
-def _has_model_manifest(folder: Path) -> bool:
+def _has_model_manifest(folder: Path, kind: str = "model") -> bool:
     has_manifest = (folder / artifact_folder.MANIFEST_FILENAME).exists()
-    return has_manifest and artifact_folder.read_manifest(folder).kind == "model"
+    return has_manifest and artifact_folder.read_manifest(folder).kind == kind
 
 
 def is_adapter(tuned: Artifact) -> bool:
@@ -613,20 +625,25 @@ def _convert(gguf: Path, folder: Path) -> None:
             filesystem.rename(work, folder)
 
 
-def open_model(reference: str | Path, reporter: Reporter | None = None) -> LoadableModel:
+def open_model(
+    reference: str | Path, reporter: Reporter | None = None, *, accepts_reward_models: bool = False
+) -> LoadableModel:
     """Return a model as a loadable model, with every digest verified.
 
     Args:
         reference: artifact folder of a tuned model, or source of a base model.
+        accepts_reward_models: accept models that score answers instead of predicting tokens.
 
     Raises:
+        UsageError: the model is a reward model, and is not accepted.
         ConfigurationError: the source is invalid, or the base model is not available.
         ArtifactDamagedError: a file is missing or has changed.
         EngineMissingError: the embedded model is not installed.
     """
     folder = Path(reference)
-    if _has_model_manifest(folder):
-        return open_model_artifact(artifact_folder.read(folder, "model"), reporter)
+    if (folder / artifact_folder.MANIFEST_FILENAME).exists() and artifact_folder.read_manifest(folder).role == "model":
+        tuned = artifact_folder.read(folder, "model")
+        return open_model_artifact(tuned, reporter, accepts_reward_models=accepts_reward_models)
     if folder.is_dir() and not (folder / "config.json").exists():
         artifact_folder.read(folder, "model")  # raises a precise error
     base = resolve_base_model(str(reference), reporter)
@@ -634,13 +651,21 @@ def open_model(reference: str | Path, reporter: Reporter | None = None) -> Loada
     return LoadableModel(base.sha256, base, base.path, None, None)
 
 
-def open_model_artifact(artifact: Artifact, reporter: Reporter | None = None) -> LoadableModel:
+def open_model_artifact(
+    artifact: Artifact, reporter: Reporter | None = None, *, accepts_reward_models: bool = False
+) -> LoadableModel:
     """Return a model artifact as a loadable model; resolve and verify its base model.
 
     Raises:
+        UsageError: the model is a reward model, and `accepts_reward_models` is not set.
         ArtifactDamagedError: the model's manifest lists no base model, or the base model has changed.
         ConfigurationError: the base model is not available.
     """
+    if artifact.manifest.kind == artifact_folder.REWARD_MODEL and not accepts_reward_models:
+        raise UsageError(
+            f"the model in {artifact.path} is a reward model, which scores answers and does not write any",
+            hint="Choose a model that was trained with another objective than reward.",
+        )
     base_input = _get_base_input(artifact)
     base = resolve_base_model(base_input.uri, reporter, expected_sha256=base_input.content_sha256)
     adapter = artifact.path if (artifact.path / ADAPTER_CONFIG).exists() else None
@@ -662,7 +687,11 @@ def has_same_tokenization(first_path: Path, second_path: Path) -> bool:
     Raises:
         ConfigurationError: a tokenizer cannot be loaded.
     """
-    first, second = load_tokenizer(first_path), load_tokenizer(second_path)
+    return tokenize_equally(load_tokenizer(first_path), load_tokenizer(second_path))
+
+
+def tokenize_equally(first: Any, second: Any) -> bool:
+    """Return whether two tokenizers have equal definitions and chat templates; False if either is slow."""
     if first.chat_template != second.chat_template or not (first.is_fast and second.is_fast):
         return False
     return bool(first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str())
@@ -698,12 +727,16 @@ def prepare_torch(seed: int, device: str = "auto") -> Any:
     return torch.device(compute_devices.select_device(device))
 
 
-def load_model(model: LoadableModel, *, trainable: bool = False, dtype: Any = None, **options: Any) -> Any:
+def load_model(
+    model: LoadableModel, *, trainable: bool = False, dtype: Any = None, has_reward_head: bool = False, **options: Any
+) -> Any:
     """Load a transformers model and attach its adapter.
 
     Args:
         trainable: make the adapter trainable, and do not move the model to another device.
         dtype: torch.dtype of the weights. Default: bfloat16 on GPUs, float32 on CPUs (bfloat16 is 60 times slower).
+        has_reward_head: load a base model with an output layer for rewards, whose weights are 0. Reward models always have
+            the layer.
         options: keyword arguments for `from_pretrained`.
 
     Returns:
@@ -715,20 +748,27 @@ def load_model(model: LoadableModel, *, trainable: bool = False, dtype: Any = No
     import torch
 
     dtype = dtype or (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
-    loaded = _load_weights(model.weights, dtype=dtype, **options)
+    has_reward_head = has_reward_head or model.is_reward_model
+    loaded = _load_weights(model.weights, has_reward_head=has_reward_head, dtype=dtype, **options)
     if model.adapter:
         loaded = attach_adapter(loaded, model.adapter, trainable=trainable)
     return loaded if trainable else loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def _load_weights(folder: Path, **options: Any) -> Any:
-    """Load weights onto the CPU or the device in `options`, and check that every tensor was used."""
-    from transformers import AutoModelForCausalLM
+def _load_weights(folder: Path, *, has_reward_head: bool = False, **options: Any) -> Any:
+    """Load weights onto the CPU or the device in `options`, and check that every tensor was used.
+
+    A reward head that the weights lack starts at 0, so that an untrained model prefers no answer.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     silence_transformers()
+    model_class = AutoModelForCausalLM
+    if has_reward_head:
+        model_class, options = AutoModelForSequenceClassification, {"num_labels": 1, **options}
     try:
         with _translate_load_errors(folder, "weights"):
-            loaded, info = AutoModelForCausalLM.from_pretrained(
+            loaded, info = model_class.from_pretrained(
                 folder,
                 trust_remote_code=False,
                 use_safetensors=True,
@@ -751,6 +791,11 @@ def _load_weights(folder: Path, **options: Any) -> Any:
         modules = {loaded.base_model_prefix, *(name for name, _ in loaded.named_children())}
         unexpected = [name for name in info["unexpected_keys"] if name.partition(".")[0] in modules]
         info = {**info, "unexpected_keys": unexpected}
+    if has_reward_head and REWARD_HEAD in info["missing_keys"]:
+        loaded.score.weight.data.zero_()
+        unexpected = [name for name in info["unexpected_keys"] if not name.startswith("lm_head.")]
+        missing = [name for name in info["missing_keys"] if name != REWARD_HEAD]
+        info = {**info, "missing_keys": missing, "unexpected_keys": unexpected}
     weight_integrity.check_loaded_tensors(info, folder)
     return loaded
 

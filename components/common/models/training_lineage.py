@@ -14,7 +14,7 @@ from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 
 UNTUNED_PREFIXES = ("embedded:", "hf://")  # of the sources of base models that tuneline did not tune
-ANCESTOR_KINDS = ("model", "base_model", "initial_adapter")
+ANCESTOR_KINDS = ("model", "base_model", "initial_adapter", "scoring_model")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TrainingLineage:
 
 
 def collect_datasets(models: Sequence[Manifest], store_uri: str = "") -> TrainingLineage:
-    """Return the datasets on which the models, their tuned base models and their initial adapters were trained.
+    """Return the datasets on which the models, their tuned base models, initial adapters and reward models were trained.
 
     Args:
         models: manifests of the models.

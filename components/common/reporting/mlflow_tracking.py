@@ -377,7 +377,7 @@ class MlflowReporter(SilentReporter):
         self.log_params(flatten(manifest.config))
         self.metrics(extract_metrics(manifest.summary), 0)
         with _translate_errors():
-            self._client.set_tag(self.run_id, f"tuneline.{manifest.kind}_sha256", manifest.content_sha256)
+            self._client.set_tag(self.run_id, f"tuneline.{manifest.role}_sha256", manifest.content_sha256)
             if "verdict" in manifest.summary:
                 self._client.set_tag(self.run_id, "tuneline.verdict", str(manifest.summary["verdict"]))
                 for number, reason in enumerate(manifest.summary.get("reasons", ()), 1):
@@ -395,7 +395,7 @@ class MlflowReporter(SilentReporter):
         Raises:
             EngineMissingError: the server does not answer or rejects the request.
         """
-        digest_tag = f"tuneline.{artifact.manifest.kind}_sha256"
+        digest_tag = f"tuneline.{artifact.manifest.role}_sha256"
         condition = f"tags.`{digest_tag}` = '{artifact.sha256}' and tags.`{STAGE_TAG}` = '{stage}'"
         with _translate_errors():
             experiment = self._client.get_run(self.run_id).info.experiment_id

@@ -1,6 +1,6 @@
-"""Task kind `preference`: comparison of the log-likelihoods of chosen and rejected answers, in total and per token.
+"""Pairs of a chosen and a rejected answer; task kind `preference` compares their log-likelihoods.
 
-Every token of the answer counts, including the end-of-turn token. DPO (arXiv 2305.18290) compares the total, which is
+They are compared in total and per token. Every token of the answer counts, including the end-of-turn token. DPO (arXiv 2305.18290) compares the total, which is
 lower for longer answers. SimPO (arXiv 2405.14734) compares the value per token, which depends less on length.
 """
 
@@ -9,14 +9,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 
 from components.common.models import chat_templates
 from components.common.models.chat_templates import EncodedCompletion
 from components.common.runtime.errors import InputError
-from components.evaluation.task_interface import MAX_ITEM_LOSS_NATS, Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.task_interface import (
+    MAX_ITEM_LOSS_NATS,
+    Engine,
+    Item,
+    Likelihood,
+    Metric,
+    Scores,
+    TaskContext,
+)
 from components.evaluation.tasks import item_encoding, record_files
 from components.evaluation.tasks.base_task import Task
 from components.evaluation.tasks.config import TaskSettings
@@ -29,26 +37,27 @@ if TYPE_CHECKING:
 SIDES = ("chosen", "rejected")
 
 
-class Preference(TaskSettings):
-    """Settings of a preference task."""
+class PairSettings(TaskSettings):
+    """Settings of tasks on pairs of answers."""
 
-    kind: Literal["preference"] = "preference"
     data: str = Field(
         "",
-        description="File of rows {prompt, chosen, rejected}, as texts or messages. "
+        description="File of rows {prompt, chosen, rejected}, as texts or messages; category or subset names a slice. "
         "Empty: the test split of a preference dataset.",
     )
 
 
-class PreferenceTask(Task[Preference]):
-    """Pairs of answers to one prompt. Margins are in nats; equal likelihoods count as incorrect."""
+class Preference(PairSettings):
+    """Settings of a preference task."""
 
-    METRICS: ClassVar = {
-        "accuracy": Metric("higher", is_binary=True),
-        "accuracy_per_token": Metric("higher", is_binary=True),
-        "margin": Metric("higher"),
-        "margin_per_token": Metric("higher", per_token=True, max_item_loss=MAX_ITEM_LOSS_NATS),
-    }
+    kind: Literal["preference"] = "preference"
+
+
+P = TypeVar("P", bound=PairSettings)
+
+
+class PairTask(Task[P]):
+    """Base class of tasks on pairs of answers to one prompt."""
 
     def build_items(self, context: TaskContext) -> list[Item]:
         """Return the pairs; `request` holds the messages of the prompt and of both answers.
@@ -70,6 +79,7 @@ class PreferenceTask(Task[Preference]):
             records = [Record(name, row, f"{dataset.path / 'test.parquet'} {name}") for name, row in rows.items()]
         items = []
         for record in records:
+            record.row["category"] = record.row.get("category") or record.row.get("subset")
             prompt = item_encoding.read_messages(record, "prompt")
             answers: dict[str, list[Message]] = {}
             for side in SIDES:
@@ -92,24 +102,52 @@ class PreferenceTask(Task[Preference]):
         for side in SIDES:
             encode_completion(context.tokenizer, item, side)
 
+
+class PreferenceTask(PairTask[Preference]):
+    """Comparison of likelihoods. Margins are in nats; equal likelihoods count as incorrect."""
+
+    METRICS: ClassVar = {
+        "accuracy": Metric("higher", is_binary=True),
+        "accuracy_per_token": Metric("higher", is_binary=True),
+        "margin": Metric("higher"),
+        "margin_per_token": Metric("higher", per_token=True, max_item_loss=MAX_ITEM_LOSS_NATS),
+    }
+
     def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
         """Return whether the chosen answers are more likely, and the margins."""
-        completions = [encode_completion(engine.tokenizer, item, side) for item in items for side in SIDES]
-        continuations = [
-            item_encoding.build_continuation(completion.prompt_ids, completion.answer_ids, engine.max_input_tokens)
-            for completion in completions
-        ]
-        likelihoods = engine.compute_likelihoods(continuations, context.reporter)
+        likelihoods = compute_likelihoods(engine, items, context)
         totals = [likelihood.logprob for likelihood in likelihoods]
-        means = [
-            likelihood.logprob / likelihood.tokens if likelihood.tokens else math.nan for likelihood in likelihoods
-        ]
         values: dict[str, list[float]] = {}
-        for suffix, logprobs in (("", totals), ("_per_token", means)):
-            margins = [chosen - rejected for chosen, rejected in zip(logprobs[::2], logprobs[1::2], strict=True)]
-            values["accuracy" + suffix] = [m if math.isnan(m) else float(m > 0) for m in margins]
+        for suffix, logprobs in (("", totals), ("_per_token", list_means(likelihoods))):
+            margins = subtract_rejected(logprobs)
+            values["accuracy" + suffix] = judge_margins(margins)
             values["margin" + suffix] = margins
         return Scores({name: values[name] for name in self.METRICS})
+
+
+def compute_likelihoods(engine: Engine, items: Sequence[Item], context: TaskContext) -> list[Likelihood]:
+    """Return the likelihood of each item's chosen and rejected answer, alternately."""
+    completions = [encode_completion(engine.tokenizer, item, side) for item in items for side in SIDES]
+    continuations = [
+        item_encoding.build_continuation(completion.prompt_ids, completion.answer_ids, engine.max_input_tokens)
+        for completion in completions
+    ]
+    return engine.compute_likelihoods(continuations, context.reporter)
+
+
+def list_means(likelihoods: Sequence[Likelihood]) -> list[float]:
+    """Return the log-likelihoods per token; NaN for an empty answer."""
+    return [each.logprob / each.tokens if each.tokens else math.nan for each in likelihoods]
+
+
+def subtract_rejected(values: Sequence[float]) -> list[float]:
+    """Return the differences of alternating values of chosen and rejected answers."""
+    return [chosen - rejected for chosen, rejected in zip(values[::2], values[1::2], strict=True)]
+
+
+def judge_margins(margins: Sequence[float]) -> list[float]:
+    """Return 1 for each positive margin, 0 for others, and NaN for NaN."""
+    return [margin if math.isnan(margin) else float(margin > 0) for margin in margins]
 
 
 def encode_completion(tokenizer: PreTrainedTokenizerBase, item: Item, side: str) -> EncodedCompletion:

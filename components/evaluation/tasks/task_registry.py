@@ -27,6 +27,7 @@ from components.evaluation.tasks.perplexity import Perplexity, PerplexityTask
 from components.evaluation.tasks.personal_data import PersonalData, PersonalDataTask
 from components.evaluation.tasks.preference import Preference, PreferenceTask
 from components.evaluation.tasks.refusal import Refusal, RefusalTask
+from components.evaluation.tasks.reward import Reward, RewardTask
 from components.evaluation.tasks.toxicity import Toxicity, ToxicityTask
 
 
@@ -39,6 +40,7 @@ class TaskKind:
         task: Class that builds and scores the items.
         scores_likelihoods: Whether the task needs an engine that computes log-likelihoods.
         generates_answers: Whether the task needs an engine that generates answers.
+        scores_rewards: Whether the task measures reward models, and only these.
         needs_endpoint: Whether the task needs the endpoint of a judge model.
         row_kind: Kind of rows that the dataset must have if the task reads it; "" for any kind.
     """
@@ -47,6 +49,7 @@ class TaskKind:
     task: type[AnyTask]
     scores_likelihoods: bool = False
     generates_answers: bool = False
+    scores_rewards: bool = False
     needs_endpoint: bool = False
     row_kind: str = ""
 
@@ -73,6 +76,7 @@ TASK_KINDS = {
         TaskKind(Memorisation, MemorisationTask, scores_likelihoods=True, generates_answers=True),
         TaskKind(Refusal, RefusalTask, generates_answers=True),
         TaskKind(AnswerChecks, AnswerChecksTask, generates_answers=True),
+        TaskKind(Reward, RewardTask, scores_rewards=True, row_kind="preference"),
     )
 }
 

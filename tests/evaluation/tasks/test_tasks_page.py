@@ -46,6 +46,7 @@ def test_table_lists_metrics_and_requirements(kind: TaskKind) -> None:
         "likelihoods": kind.scores_likelihoods,
         "answers": kind.generates_answers,
         "judge endpoint": kind.needs_endpoint,
+        "a reward model": kind.scores_rewards,
     }
     assert requirements.strip().split(", ") == [name for name, needed in expected.items() if needed]
 
