@@ -253,6 +253,7 @@ def open_server(target: str, reporter: Reporter) -> Iterator[str]:
         with serve_package(Path(target), reporter) as url:
             yield url
         return
+    reporter.step(f"resolving {target}")
     from components.model_registry import servable_versions
     from pipelines.provenance.lineage import parse_reference
 

@@ -131,6 +131,7 @@ def run(
     started = time.monotonic()
     with run_folder.lock_workdir(workdir):
         reporter = reporters.create_console_reporter(quiet=quiet)
+        reporter.step("starting the run")
         _close_stale_runs(workdir, reporter)
         process_control.adopt_orphans()
         meter = run_costs.build_meter(workdir, config, rates or CostRates(), team_budgets or {})

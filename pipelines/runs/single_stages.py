@@ -79,6 +79,7 @@ def finetune_dataset(
         OutputOccupiedError: `output` contains another artifact.
         TrainingError: the training failed.
     """
+    reporter.step("reading the dataset")
     from components.fine_tuning.sweep import tune
 
     with artifact_store.keep_paths_in_use(dataset, customization.fine_tuning.base_model):
@@ -117,6 +118,7 @@ def evaluate_model(
         ArtifactDamagedError: the dataset or a model is unfinished or has changed.
         OutputOccupiedError: `output` contains another artifact.
     """
+    reporter.step("reading the model")
     from components.common.models import model_loading
     from components.evaluation.config import adapt_to_reward_model
     from components.evaluation.stage import evaluate
@@ -157,6 +159,7 @@ def package_model(
         ArtifactDamagedError: a model is unfinished or has changed.
         OutputOccupiedError: `output` contains another artifact.
     """
+    reporter.step("reading the model")
     from components.common.models import model_loading
     from components.triton_packaging.stage import package
 
@@ -288,6 +291,7 @@ def serve_repository(
             log=folder / f"{name}.gateway.log",
             drain_seconds=drain_seconds,
         )
+        reporter.step("starting the server")
         with (
             served_package(repository, folder / f"{name}.triton.log", reporter) as server,
             running_gateway(listener, server.grpc_url, server.metrics_socket, repository, options) as gateway,

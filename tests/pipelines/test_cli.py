@@ -46,6 +46,7 @@ SETTINGS = [
     "evaluation.suite=none",
     "triton_packaging.prove=false",
 ]
+HEAVY_LIBRARIES = {"torch", "transformers", "mlflow", "daft", "dvc", "kfp", "numpy", "pyarrow"}
 SETS = [part for setting in SETTINGS for part in ("--set", setting)]
 
 
@@ -89,11 +90,46 @@ def test_help_is_printed_within_a_second(folder: Path) -> None:
 def test_configuration_error_imports_no_heavy_library(folder: Path) -> None:
     code = "import sys; sys.argv = ['tuneline', 'run', '--set', 'seed=x']\nfrom pipelines.cli.main import main\ntry: main()\n"
     code += "except SystemExit: pass\n"
-    code += "heavy = {'torch', 'transformers', 'mlflow', 'daft', 'dvc', 'kfp', 'numpy', 'pyarrow'} & set(sys.modules)\nassert not heavy, heavy"
+    code += f"heavy = {HEAVY_LIBRARIES} & set(sys.modules)\nassert not heavy, heavy"
     process = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, check=False
     )
     assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run", "--workdir", "first-line"], "starting the run"),
+        (["finetune", "nowhere", "-o", "x"], "finetune: reading the dataset"),
+        (["evaluate", "nowhere", "--dataset", "nowhere", "-o", "x"], "evaluate: reading the model"),
+        (["package", "nowhere", "-o", "x"], "package: reading the model"),
+        (["chat", "name@champion"], "chat: resolving name@champion"),
+    ],
+)
+def test_first_step_is_reported_before_heavy_libraries_are_imported(
+    folder: Path, arguments: list[str], line: str
+) -> None:
+    code = f"""
+import os, sys
+
+class FirstLine:
+    def write(self, text):
+        heavy = {HEAVY_LIBRARIES} & set(sys.modules)
+        print(text.strip(), *sorted(heavy), flush=True)
+        os._exit(0)
+
+    def isatty(self):
+        return False
+
+sys.argv = {["tuneline", *arguments]}
+sys.stderr = FirstLine()
+from pipelines.cli.main import main
+main()
+"""
+    command = [sys.executable, "-P", "-c", code]
+    process = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
+    assert process.stdout == f"{line}\n"
 
 
 def test_curate_counts_every_row(stage_results: dict[str, Any]) -> None:
