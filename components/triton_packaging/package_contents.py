@@ -108,7 +108,7 @@ def verify_reference(reference: FolderReference) -> None:
         if source.sha256 != reference.sha256:
             problem = f"digest {source.sha256[:12]}; expected {reference.sha256[:12]}"
     except TunelineError as error:
-        problem = error.message.removeprefix("fine_tuning.base_model: ")
+        problem = error.message.removeprefix(f"{model_loading.BASE_MODEL_KEY}: ")
     if problem:
         raise ArtifactDamagedError(
             f"the package refers to {reference.folder}, which is missing or has changed: {problem}",

@@ -51,12 +51,12 @@ def models_import(
     as_json: JsonOption = False,
 ) -> None:
     """Import a base model into the artifact store. Runs refer to it by its digest and need no network."""
-    from components.common.models import model_import
+    from components.common.models import model_import, model_loading
     from components.common.runtime.errors import UsageError
     from components.common.runtime.user_name import get_user_name
     from components.common.workspace import artifact_store
 
-    with open_workdir("models", as_json, workdir) as (reporter, work):
+    with open_workdir("models", as_json, workdir) as (reporter, work), model_loading.replace_error_key("source"):
         if by and not accept_license:
             raise UsageError("--by requires --accept-license", hint="Add --accept-license, or omit --by.")
         offer = model_import.inspect_source(source, reporter)

@@ -125,13 +125,16 @@ def evaluate_model(
 
     with artifact_store.keep_paths_in_use(model, dataset, *([incumbent] if incumbent else [])):
         candidate = model_loading.open_model(model, reporter, accepts_reward_models=True)
+        compared = None
+        if incumbent:
+            compared = model_loading.open_model(incumbent, reporter, argument="incumbent", accepts_reward_models=True)
         config = customization.evaluation
         evaluation = evaluate(
             candidate,
             artifact_folder.read(dataset, "dataset"),
             output,
             adapt_to_reward_model(config) if candidate.is_reward_model else config,
-            incumbent=model_loading.open_model(incumbent, reporter, accepts_reward_models=True) if incumbent else None,
+            incumbent=compared,
             seed=customization.seed,
             state=work.state,
             reporter=reporter,
@@ -172,7 +175,10 @@ def package_model(
             seed=customization.seed,
             reporter=reporter,
             overwrite=overwrite,
-            adapters={name: model_loading.open_model(str(folder), reporter) for name, folder in folders.items()},
+            adapters={
+                name: model_loading.open_model(str(folder), reporter, argument=f"adapter {name}")
+                for name, folder in folders.items()
+            },
         )
     return PackageResult.from_artifact(output, repository)
 

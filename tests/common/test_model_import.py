@@ -107,7 +107,7 @@ def test_interrupted_import_resumes_without_second_download(
     folder = use_workdir(tmp_path, monkeypatch)
     repository.missing_files = {"tokenizer.json"}
     error = import_error(folder, "hf://org/tiny@main", repository=repository)
-    assert error["message"].startswith(f"fine_tuning.base_model: hf://org/tiny@{COMMIT} cannot be fetched")
+    assert error["message"].startswith(f"source: hf://org/tiny@{COMMIT} cannot be fetched")
     assert artifact_store.list_artifacts(tmp_path / ".tuneline" / "store") == [], "no artifact is published"
     downloaded = set(repository.downloads)
     assert "model.safetensors" in downloaded

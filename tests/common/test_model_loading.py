@@ -15,6 +15,7 @@ from components.common.artifacts import artifact_folder
 from components.common.models import chat_templates, model_loading
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError
 from tests.tiny import tiny_model
+from tests.triton_packaging.conftest import publish_adapter
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -69,6 +70,22 @@ def test_invalid_source_is_refused_with_hint(
         model_loading.resolve_base_model(source)
     assert message in error.value.message
     assert error.value.hint
+
+
+def test_error_names_the_argument_or_the_tuned_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        model_loading.open_model("nowhere")
+    assert error.value.message == "model: nowhere is not a folder"
+    assert error.value.hint == model_loading.SOURCES_HINT
+    with pytest.raises(ConfigurationError) as error:
+        model_loading.open_model("embedded:gpt", argument="incumbent")
+    assert error.value.message == "incumbent: embedded model embedded:gpt does not exist"
+    folder = tiny_model(tmp_path / "base")
+    adapter = publish_adapter(model_loading.open_model(folder), tmp_path / "adapter", seed=1)
+    shutil.rmtree(folder)
+    with pytest.raises(ConfigurationError) as error:
+        model_loading.open_model(adapter.path)
+    assert error.value.message == f"base model of {adapter.path}: {folder} is not a folder"
 
 
 def test_hub_model_is_resolved_by_revision_from_cache_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

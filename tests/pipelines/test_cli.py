@@ -249,8 +249,13 @@ def test_damaged_input_is_refused_by_the_next_stage(stage_results: dict[str, Any
         (["curate", "none.jsonl", "-o", "x"], "configuration", "none.jsonl"),
         (["finetune", "nowhere", "-o", "x"], "usage", "nowhere is not a folder"),
         (["finetune", "tiny", "-o", "x"], "artifact_damaged", "has no manifest.json"),
-        (["evaluate", "nothing", "--dataset", "dataset", "-o", "x"], "configuration", "nothing is not a folder"),
-        (["package", "hf://org/name", "-o", "x"], "configuration", "is not of the form hf://org/name@revision"),
+        (["evaluate", "nothing", "--dataset", "dataset", "-o", "x"], "configuration", "model: nothing is not a folder"),
+        (
+            ["evaluate", "model", "--incumbent", "none", "--dataset", "dataset", "-o", "x"],
+            "configuration",
+            "incumbent: none is not a folder",
+        ),
+        (["package", "hf://org/name", "-o", "x"], "configuration", "model: hf://org/name is not of the form"),
         (["package", "embedded:gpt", "-o", "x"], "configuration", "embedded model embedded:gpt does not exist"),
         (["run", "--set", "fine_tuning.adaptation=magic"], "configuration", "fine_tuning.adaptation: found 'magic'"),
         (["run", "-c", "none.yaml"], "configuration", "none.yaml does not exist"),
@@ -265,6 +270,7 @@ def test_error_object_has_kind_message_and_hint(
     error = refusal(1 if kind == "artifact_damaged" else 2, *arguments, cwd=folder)
     assert error["kind"] == kind
     assert message in error["message"]
+    assert "base_model" not in error["message"]
     assert error["hint"]
     if arguments[:2] == ["finetune", "tiny"]:
         assert error["hint"].startswith("Create a dataset with `tuneline curate`.")

@@ -73,6 +73,7 @@ SOURCES_HINT = (
     "hf://org/name@revision."
 )
 REWARD_HEAD = "score.weight"
+BASE_MODEL_KEY = "fine_tuning.base_model"  # begins every error about the source or the files of a base model
 STORE_STAGE = "models"  # part of the store's keys
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 
@@ -261,6 +262,16 @@ def resolve_base_model(
             hint="Restore the model's original files, or fine-tune again.",
         )
     return base
+
+
+@contextmanager
+def replace_error_key(origin: str) -> Iterator[None]:
+    """Raise errors about a base model with the setting, argument or model that names it instead of BASE_MODEL_KEY."""
+    try:
+        yield
+    except ConfigurationError as error:
+        message = error.message.replace(f"{BASE_MODEL_KEY}: ", f"{origin}: ", 1)
+        raise ConfigurationError(message, hint=error.hint) from None
 
 
 def find_tuned_model(source: str, kind: str = "model") -> Artifact | None:
@@ -626,12 +637,17 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def open_model(
-    reference: str | Path, reporter: Reporter | None = None, *, accepts_reward_models: bool = False
+    reference: str | Path,
+    reporter: Reporter | None = None,
+    *,
+    argument: str = "model",
+    accepts_reward_models: bool = False,
 ) -> LoadableModel:
     """Return a model as a loadable model, with every digest verified.
 
     Args:
         reference: artifact folder of a tuned model, or source of a base model.
+        argument: the argument or option that specifies the model, for messages.
         accepts_reward_models: accept models that score answers instead of predicting tokens.
 
     Raises:
@@ -646,8 +662,9 @@ def open_model(
         return open_model_artifact(tuned, reporter, accepts_reward_models=accepts_reward_models)
     if folder.is_dir() and not (folder / "config.json").exists():
         artifact_folder.read(folder, "model")  # raises a precise error
-    base = resolve_base_model(str(reference), reporter)
-    tokenization_check.check_tokenization(base.path, base.uri)
+    with replace_error_key(argument):
+        base = resolve_base_model(str(reference), reporter)
+        tokenization_check.check_tokenization(base.path, base.uri)
     return LoadableModel(base.sha256, base, base.path, None, None)
 
 
@@ -667,7 +684,8 @@ def open_model_artifact(
             hint="Choose a model that was trained with another objective than reward.",
         )
     base_input = _get_base_input(artifact)
-    base = resolve_base_model(base_input.uri, reporter, expected_sha256=base_input.content_sha256)
+    with replace_error_key(f"base model of {artifact.path}"):
+        base = resolve_base_model(base_input.uri, reporter, expected_sha256=base_input.content_sha256)
     adapter = artifact.path if (artifact.path / ADAPTER_CONFIG).exists() else None
     return LoadableModel(artifact.sha256, base, base.path if adapter else artifact.path, adapter, artifact)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.models import model_loading
-from components.common.runtime.errors import ConfigurationError, EngineMissingError
+from components.common.runtime.errors import EngineMissingError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.quality_scoring.scorer_interface import KeptRows, ScorerResult
 from components.data_curation.rows import extract_text
@@ -145,15 +145,12 @@ def list_model_input(settings: PerplexitySettings, reporter: Reporter, *, fetch:
         EngineMissingError: PyTorch is not installed.
     """
     check_installed()
-    try:
+    with model_loading.replace_error_key(f"{KEY}.model"):
         base = (
             model_loading.resolve_base_model(settings.model, reporter)
             if fetch
             else model_loading.find_local_base_model(settings.model)
         )
-    except ConfigurationError as error:
-        message = error.message.replace("fine_tuning.base_model", f"{KEY}.model", 1)
-        raise ConfigurationError(message, hint=error.hint) from None
     return ArtifactInput(
         kind=MODEL_KIND, content_sha256=base.sha256 if base else "", uri=base.name if base else settings.model
     )
