@@ -49,7 +49,9 @@ def chat(
         str,
         typer.Argument(help="URL of an OpenAI-compatible server, folder of a packaged repository, or NAME@ALIAS."),
     ],
-    prompt: Annotated[str, typer.Option("--prompt", help="Send this message, print the answer and exit.")] = "",
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Send this message, print the answer and exit.")
+    ] = None,
     system: Annotated[str, typer.Option("--system", help="System prompt.")] = "",
     model: Annotated[
         str, typer.Option("--model", help="Model to chat with. Default: the first model on the server.")
@@ -60,14 +62,16 @@ def chat(
     as_json: JsonOption = False,
 ) -> None:
     """Chat with a model in the terminal. A package or a registered version is served during the chat."""
-    if as_json and not prompt:
+    if prompt is not None and not prompt.strip():
+        raise UsageError("--prompt is empty", hint="Specify a message, or omit --prompt to chat in the terminal.")
+    if as_json and prompt is None:
         raise UsageError("--json requires --prompt", hint='Specify a message, for example --prompt "Hello".')
     from pipelines.gateway.chat_client import ChatClient
 
     with open_workdir("chat", as_json, workdir, tracking_uri) as (reporter, _), open_server(target, reporter) as url:
         client = ChatClient(url, key)
         conversation = Conversation(client, choose_model(client, model), system)
-        if prompt:
+        if prompt is not None:
             answer = conversation.ask(prompt, is_quiet=as_json)
             if as_json:
                 print_result(_build_result(conversation.model, answer), as_json, [])

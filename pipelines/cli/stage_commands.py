@@ -71,6 +71,8 @@ def curate(
         raise UsageError(
             "Missing option '-o' / '--output'", hint="Specify the output folder with -o, or add --preview."
         )
+    if preview and output is not None:
+        raise UsageError("--preview writes nothing, but -o is set", hint="Omit --preview or -o.")
     from pipelines.cli.source_preview import print_preview
     from pipelines.runs import single_stages
     from pipelines.runs.run_summary import format_evaluation_sets, format_unreadable
@@ -78,7 +80,7 @@ def curate(
     if sources:
         single_stages.select_sources(customization, sources)
     with open_workdir("curate", as_json, workdir) as (reporter, work):
-        if preview or output is None:
+        if output is None:
             base = config.parent if config else Path.cwd()
             print_preview(customization, base, work, reporter, preview_rows, as_json)
             return

@@ -152,10 +152,14 @@ def test_preview_suggests_columns_and_curate_uses_the_configuration(tmp_path: Pa
     (preview,) = answer_in_process("curate", "-c", "c.yaml", "--preview", "--rows", "1", cwd=tmp_path)["sources"]
     assert [turn["content"] for turn in preview["rows"][0]["messages"]] == ["Topic 0", "Step 0 solves it with tool 0"]
     text = run_in_process("curate", "tickets.csv", "-c", "c.yaml", "--preview", cwd=tmp_path).stdout
-    assert "tickets.csv: first 60 records: 60 prompt_completion\n  columns: subject, resolution\n" in text
+    assert (
+        "tickets.csv: first 60 records checked, 3 shown: 60 prompt_completion\n  columns: subject, resolution\n" in text
+    )
     dataset = answer_in_process("curate", "-c", "c.yaml", "-o", "out", cwd=tmp_path)
     assert dataset["rows"] == {"in": 60, "kept": 60, "quarantined": 0, "rejected": {}}
     assert "Missing option '-o'" in refusal(2, "curate", "tickets.csv", cwd=tmp_path)["message"]
+    both = refusal(2, "curate", "tickets.csv", "--preview", "-o", "shown", cwd=tmp_path)
+    assert both["message"] == "--preview writes nothing, but -o is set"
 
 
 def test_source_on_the_command_line_uses_all_entries_with_its_path(tmp_path: Path) -> None:

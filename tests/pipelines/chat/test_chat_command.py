@@ -102,6 +102,7 @@ def test_key_comes_from_the_environment(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("http://127.0.0.1:9",), "--json requires --prompt"),
+        (("http://127.0.0.1:9", "--prompt", " "), "--prompt is empty"),
         (("no/such/folder", "--prompt", "Hello"), "is neither a URL, nor an existing folder, nor NAME@ALIAS"),
         (("ftp://host", "--prompt", "Hello"), "is neither a URL, nor an existing folder, nor NAME@ALIAS"),
         (("http://", "--prompt", "Hello"), "is not the URL of a server"),
