@@ -1,6 +1,6 @@
 """The example of docs/how-to/synthetic-data.md: PDF files, synthetic rows, a tuned model, held-out questions; and a local teacher.
 
-Stress tier: the example needs 44 CPU seconds with a tiny model, and more with the embedded model. Its teacher is the
+The stress tier tunes models: 44 CPU seconds with a tiny model, and more with the embedded model. Its teacher is the
 stand-in; a local model is the teacher of another test, which loads it twice.
 """
 
@@ -14,7 +14,11 @@ import pyarrow.parquet
 import pytest
 
 from components.common.artifacts.hashing import sha256_file
-from tests.pipelines.command import ROOT, answer, refusal
+from components.common.runtime.reporters import SilentReporter
+from components.common.workspace.artifact_store import Workdir
+from components.data_curation.config import DataCurationConfig
+from pipelines.synthesis.passages import read_passages
+from tests.pipelines.command import ROOT, answer, answer_in_process, refusal
 from tests.pipelines.synthesis.documents import write_documents
 from tests.pipelines.synthesis.stand_in_teacher import serve_teacher
 from tests.tiny import tiny_model
@@ -24,6 +28,19 @@ EMBEDDED = "embedded:smollm2-135m-instruct"
 TINY_SETTINGS = ("fine_tuning.learning_rate=5e-3", "fine_tuning.adaptation=full", "fine_tuning.max_steps=60")
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft]
+
+
+def test_rows_of_the_tutorial_quote_every_document_and_suffice_for_the_gate(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    curation = DataCurationConfig.model_validate({"sources": [str(tmp_path / "documents")]})
+    passages = read_passages(curation, Workdir(tmp_path / "workdir"), SilentReporter()).passages
+    texts = {passage.document: passage.text for passage in passages}
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {row["source"] for row in rows} == set(texts)
+    assert all(row["answer"] in texts[row["source"]] for row in rows)
+    dataset = answer_in_process("curate", "-c", "customization.yaml", "-o", "dataset", cwd=tmp_path)
+    assert dataset["rows"]["kept"] == len(rows)
+    assert dataset["splits"]["test"] >= 29, "the gate needs as many"
 
 
 @pytest.mark.stress
@@ -39,6 +56,7 @@ def test_model_tuned_on_synthetic_rows_is_better_on_held_out_questions(tmp_path:
             "--per-passage", 8, "--rows", 104, cwd=tmp_path,
         )  # fmt: skip
     assert made["rows"] == {"requested": 104, "accepted": 104, "rejected": {}}
+    shutil.copy(tmp_path / "synthetic" / "rows.jsonl", tmp_path)
     dataset = answer("curate", "-o", "dataset", *options, cwd=tmp_path)
     assert dataset["rows"]["kept"] == 104
     assert dataset["splits"]["test"] >= 29, "the gate needs as many"
