@@ -33,6 +33,7 @@ ANSWER_TITLES = {
     "candidate_answer": "candidate",
     "incumbent_answer": "champion",
 }
+NO_ANSWERS = "No answers were generated. evaluation.generations sets the number of test rows to answer."
 
 
 def render_report(record: Record) -> str:
@@ -51,7 +52,7 @@ def render_report(record: Record) -> str:
         "Data": _render_data(record["data"]),
         "Training": _render_training(record["training"]),
         "Evaluation": _render_comparison(evaluation),
-        "Sample answers": "".join(answers) or html_report.render_paragraph("No answers were generated.", "soft"),
+        "Sample answers": "".join(answers) or html_report.render_paragraph(NO_ANSWERS, "soft"),
         "Package": _render_package(record["package"], record["verdict"], record["kind"]),
         "Lineage": _render_lineage(record["lineage"], record["revision"]),
         "Cost": _render_cost(record),
