@@ -120,7 +120,7 @@ def _plot_similarities(reason: str, similarities: Sequence[float]) -> str:
     }
     measure = "similarity to the kept row. Context that recurs across rows, such as a system prompt, is ignored."
     if reason == SEMANTIC_DUPLICATE.name:
-        measure = "cosine similarity to the kept row: the lower of the similarities of the prompts and of the answers."
+        measure = "cosine similarity to the kept row, the lower of the values for the prompts and for the answers."
     caption = f"{reason}: {measure}"
     return plot_bars(bars, x="rows", caption=caption, colours=dict.fromkeys(bars, ORANGE))
 

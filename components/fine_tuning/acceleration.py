@@ -172,24 +172,30 @@ def choose_settings(config: Recipe, device: str, shape: ModelShape, model_config
 
 @dataclass(frozen=True)
 class TrainingDevice:
-    """The device that trains: whether it is a GPU, and its memory in bytes for each process (None: unknown)."""
+    """The device that trains: whether it is a GPU, and its memory in bytes for each process (None: unknown).
+
+    The memory is without the weights of a teacher and of reward models.
+    """
 
     is_gpu: bool
     memory: int | None
 
 
-def describe_training_device(config: FineTuningConfig, *, remote: bool) -> TrainingDevice:
+def describe_training_device(config: FineTuningConfig, *, remote: bool, other_parameters: int = 0) -> TrainingDevice:
     """Return the device that trains the recipe.
 
     Args:
         config: The recipe.
         remote: Whether another machine trains; its accelerators are taken for GPUs, and their memory is not known.
+        other_parameters: Parameters of a teacher and of reward models, whose weights take memory on the device.
     """
     if remote:
         return TrainingDevice(is_gpu=config.device != "cpu", memory=None)
     device = compute_devices.select_device(config.device)
     memory = compute_devices.get_total_memory_bytes(device)
-    return TrainingDevice(device in BFLOAT16_DEVICES, memory // (config.processes if device == "cpu" else 1))
+    is_gpu = device in BFLOAT16_DEVICES
+    others = other_parameters * (BFLOAT16_BYTES if is_gpu else FLOAT32_BYTES)
+    return TrainingDevice(is_gpu, max(0, memory // (config.processes if device == "cpu" else 1) - others))
 
 
 def estimate_required_memory(
@@ -213,13 +219,13 @@ def estimate_memory_parts(
         gpu: Whether a GPU trains.
         checkpointing: Whether activations are recomputed.
     """
-    objective, grpo = config.objective_spec, config.grpo
+    objective = config.objective_spec
     # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
     sequences = rows * (1 if objective.is_causal else 2)
     has_reference = objective.has_reference and config.adaptation_spec.trains_all_weights
     if objective.generates:
-        sequences, length = rows * grpo.answers_per_prompt, length + grpo.max_answer_tokens
-        has_reference = has_reference and grpo.kl_weight > 0
+        sequences, length = rows * config.answers_per_prompt, length + config.max_answer_tokens
+        has_reference = has_reference and config.grpo.kl_weight > 0
     layout = ParallelLayout(
         data=config.processes,
         stage=3 if config.is_sharded else 0,
@@ -247,7 +253,7 @@ def estimate_memory_parts(
         # All answers of a step are generated at once. Their keys and values are freed before the activations are stored.
         prompts = max(rows, (config.batch_size or objective.batch_rows) // config.processes)
         cache = estimate_cache_bytes(shape, value_bytes=BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
-        generated = prompts * grpo.answers_per_prompt * length * cache
+        generated = prompts * config.answers_per_prompt * length * cache
         generation = max(0, round(generated) - parts["activations"] - parts["logits"])
         parts |= {"generation": generation, "total": parts.pop("total") + generation}
     return parts
@@ -299,8 +305,9 @@ def _choose_liger(config: FineTuningConfig, device: str, model_type: str) -> tup
     missing = ""
     if device != "cuda":
         missing = f"an NVIDIA GPU; the device is {device}"
-    elif config.objective_spec.scores_answers:  # Liger replaces `forward` of the class by that of a language model
-        missing = f"an objective that predicts tokens; the objective is {config.objective}"
+    elif config.objective_spec.scores_answers or config.objective_spec.has_teacher:
+        # Liger replaces `forward` by that of a language model; distillation reads the output layer itself.
+        missing = f"another objective than {config.objective}"
     elif config.compile:  # torch 2.11 fails to trace Liger's functions, and fuses the same layers
         missing = "fine_tuning.compile false"
     elif util.find_spec("liger_kernel") is None:

@@ -98,7 +98,7 @@ def count_draws(
 
 
 def repeat_batches(rows: Sequence[int], batch: int, *, answers: int, repeats: int) -> list[int]:
-    """Repeat each row of a batch `answers` times, and each batch `repeats` times, as TRL's GRPO trainer expects.
+    """Repeat each row of a batch `answers` times, and each batch `repeats` times, as TRL's trainers that generate expect.
 
     The last batch is completed with rows from the beginning of the epoch.
     """
@@ -113,14 +113,14 @@ def build_sampler(
     *,
     seed: int,
     mixture: Mixture | None = None,
-    answers: int = 1,
+    answers: int = 0,
     repeats: int = 1,
 ) -> Sampler[int]:
     """Return a torch sampler over `order_epoch`; the trainer sets the epoch. For the first arguments see `order_epoch`.
 
     Args:
-        answers: Answers to each row. More than 1: the batches of `repeat_batches`.
-        repeats: Repetitions of each batch, if there are several answers.
+        answers: Answers to each row in the batches of `repeat_batches`. 0: batches without repeated rows.
+        repeats: Repetitions of each batch, if there are answers.
     """
     from torch.utils.data import Sampler
 
@@ -132,10 +132,10 @@ def build_sampler(
 
         def __len__(self) -> int:
             rows = count_epoch_rows(lengths, mixture)
-            return rows if answers == 1 else count_epoch_steps(rows, batch) * batch * answers * repeats
+            return rows if not answers else count_epoch_steps(rows, batch) * batch * answers * repeats
 
         def __iter__(self) -> Iterator[int]:
             rows = order_epoch(lengths, batch, seed=seed, epoch=self.epoch, mixture=mixture)
-            return iter(rows if answers == 1 else repeat_batches(rows, batch, answers=answers, repeats=repeats))
+            return iter(rows if not answers else repeat_batches(rows, batch, answers=answers, repeats=repeats))
 
     return LengthGroupedSampler()

@@ -219,7 +219,7 @@ class TrainingEvents:
             self._report_stall(_list_losses(state))
 
     def _report_stall(self, losses: Sequence[float]) -> bool:
-        sentence = training_health.describe_stall(losses, are_rewards=self.config.objective_spec.generates)
+        sentence = training_health.describe_stall(losses, are_rewards=self.config.objective_spec.has_rewards)
         if sentence:
             self.reporter.note(sentence)
         return bool(sentence)
@@ -271,7 +271,7 @@ def rename_metrics(logs: Mapping[str, float | None]) -> dict[str, float]:
 
 def find_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
     """Return the alarm of a guard at the end of the trainer's `log_history`; None without rewards or alarm."""
-    if not config.objective_spec.generates:
+    if not config.objective_spec.has_rewards:
         return None
     entries = [entry for entry in history if "loss" in entry]
     window = reward_guards.WINDOW
@@ -285,7 +285,7 @@ def find_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
 
 def find_first_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
     """Return the first alarm of a guard during the training; None without rewards or alarm."""
-    entries = [entry for entry in history if "loss" in entry] if config.objective_spec.generates else []
+    entries = [entry for entry in history if "loss" in entry] if config.objective_spec.has_rewards else []
     alarms = (find_alarm(entries[:count], config) for count in range(len(entries) + 1))
     return next(filter(None, alarms), None)
 

@@ -38,6 +38,7 @@ LOSS_DEFINING_KEYS = (
     "grpo.rewards",
     "grpo.max_answer_tokens",
     "reward_model",
+    "distillation",
 )
 NON_RECIPE_KEYS = ("card", "sweep")
 
@@ -64,7 +65,7 @@ class LoraConfig(Section):
         ge=0,
         lt=1,
         description="Dropout on the input of the update. A higher value reduces overfitting on small datasets. "
-        "grpo and reward use 0, as does an update of the weights of experts (docs/how-to/models.md).",
+        "grpo, distill and reward use 0, as does an update of the weights of experts (docs/how-to/models.md).",
     )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear",
@@ -224,7 +225,7 @@ class RewardModelConfig(Section):
         0.01,
         ge=0,
         description="Weight of the squared sum of the two rewards of a pair, which keeps the mean reward near 0 "
-        "(Eisenstein et al., arXiv 2312.09244). 0: only differences of rewards have a meaning.",
+        "(Eisenstein et al., arXiv 2312.09244). 0: only differences between rewards are meaningful.",
     )
 
 
@@ -250,14 +251,14 @@ class RewardConfig(Section):
     model: str | None = Field(
         None,
         exclude_if=lambda source: source is None,
-        description="reward_model: reward model with the base model's tokenizer: its folder, store:<sha256>, or previous for "
-        "the one that the same command trained before (docs/how-to/reinforcement-learning.md).",
+        description="reward_model: reward model with the base model's tokenizer and chat template: its folder, store:<sha256>, or "
+        "previous for the reward model that an earlier customization of the same command trains.",
     )
     sha256: str | None = Field(
         None,
         pattern=r"^[0-9a-f]{64}$",
         exclude_if=lambda digest: digest is None,
-        description="reward_model: required digest of the reward model. null: recorded when a run resolves its inputs.",
+        description="reward_model: expected digest of the reward model. null: the digest is recorded when a run resolves its inputs.",
     )
 
     @model_validator(mode="after")
@@ -324,6 +325,34 @@ class GrpoConfig(Section):
         description="Reaction to a guard: the divergence exceeds max_kl, answers become much longer or shorter, all answers "
         "to most prompts have the same reward, or a reward of weight 0 falls while the total rises. stop: save, and use the "
         "checkpoint with the highest validation reward. note: report the first alarm.",
+    )
+
+
+class DistillationConfig(Section):
+    """Distillation: the model answers prompts and learns a teacher's probabilities of the tokens."""
+
+    teacher: str | None = Field(
+        None,
+        description="Teacher, a larger model with the base model's vocabulary: a source as for base_model. Required by the "
+        "objective distill.",
+    )
+    teacher_sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        exclude_if=lambda digest: digest is None,
+        description="Expected digest of the teacher's files. null: the digest is recorded when a run resolves its inputs.",
+    )
+    beta: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Divergence. 1: reverse KL, which avoids answers that the teacher finds unlikely; 0: forward KL, which "
+        "covers every answer that the teacher finds likely; in between: a generalized Jensen–Shannon divergence "
+        "(Agarwal et al., arXiv 2306.13649).",
+    )
+    max_answer_tokens: int = Field(256, ge=1, description="Maximum length of an answer in tokens.")
+    temperature: float = Field(
+        1.0, gt=0, description="Sampling temperature of the answers, and of both models' probabilities in the loss."
     )
 
 
@@ -410,6 +439,11 @@ class FineTuningConfig(Section):
     grpo: GrpoConfig = Field(
         GrpoConfig(), exclude_if=lambda grpo: grpo == GrpoConfig(), description="Settings of the objective grpo."
     )
+    distillation: DistillationConfig = Field(
+        DistillationConfig(),
+        exclude_if=lambda settings: settings == DistillationConfig(),
+        description="Settings of the objective distill.",
+    )
     reward_model: RewardModelConfig = Field(
         RewardModelConfig(),
         exclude_if=lambda settings: settings == RewardModelConfig(),
@@ -474,7 +508,7 @@ class FineTuningConfig(Section):
         None,
         ge=1,
         description="Rows per optimizer step, over all processes. A larger batch is more stable, but steps are slower. "
-        "A packed row counts once, as does a prompt of grpo. null: 16 (grpo: 8), or the next multiple of micro_batch_size × "
+        "A packed row counts once, as does a prompt of grpo and distill. null: 16 (grpo: 8), or the next multiple of micro_batch_size × "
         "processes.",
     )
     tokens_per_step: int | None = Field(
@@ -492,8 +526,8 @@ class FineTuningConfig(Section):
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum length of a row in tokens. Longer rows are truncated (text: split; grpo: left out, because "
-        "only the prompt counts) and counted. Memory use grows with the length. null: the 95th percentile of the row lengths, "
+        description="Maximum length of a row in tokens. Longer rows are truncated (text: split; grpo and distill: left out, "
+        "because only the prompt counts) and counted. Memory use grows with the length. null: the 95th percentile of the row lengths, "
         "within the model's context and memory.",
     )
     # Excluded if unchanged, so that other recipes keep the digests from before this section existed.
@@ -640,6 +674,20 @@ class FineTuningConfig(Section):
         return self.attention in ("sdpa", "eager") or (
             not self.is_padding_free and self.attention != "flash_attention_2"
         )
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Maximum length of the answers that the model generates during the training; 0 if it generates none."""
+        objective = self.objective_spec
+        if not objective.generates:
+            return 0
+        return self.distillation.max_answer_tokens if objective.has_teacher else self.grpo.max_answer_tokens
+
+    @property
+    def answers_per_prompt(self) -> int:
+        """Answers that the model generates for a prompt in a training step; 0 if it generates none."""
+        objective = self.objective_spec
+        return 0 if not objective.generates else 1 if objective.has_teacher else self.grpo.answers_per_prompt
 
     @property
     def precomputes_reference(self) -> bool:
@@ -831,10 +879,20 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             f"{c.micro_batch_size}: the reference term of the loss is the mean over the rows of a micro-batch",
         ),
         (
-            objective.generates != bool(c.grpo.rewards),
+            objective.has_rewards != bool(c.grpo.rewards),
             "objective grpo requires grpo.rewards; found none"
-            if objective.generates
+            if objective.has_rewards
             else f"grpo.rewards cannot be used with {c.objective}; expected objective grpo",
+        ),
+        (
+            objective.has_teacher != bool(c.distillation.teacher),
+            "objective distill requires distillation.teacher; found none"
+            if objective.has_teacher
+            else f"distillation.teacher cannot be used with {c.objective}; expected objective distill",
+        ),
+        (
+            objective.has_teacher and adaptation.is_prompt_based,
+            f"adaptation {c.adaptation} cannot be used with {c.objective}: the loss is computed without virtual tokens",
         ),
         (
             bool(c.grpo.rewards) and not any(reward.weight for reward in c.grpo.rewards),

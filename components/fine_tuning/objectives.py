@@ -19,7 +19,7 @@ from components.fine_tuning.pair_losses import PairLoss, compute_orpo_loss, comp
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo", "grpo", "reward"]
+ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo", "grpo", "reward", "distill"]
 IGNORED_LABEL = -100  # skipped by torch's cross-entropy
 TOKEN_LIST = "list<int32>"
 TEXT = "string"
@@ -75,7 +75,9 @@ class Objective:
         epochs: Passes over the training rows if the recipe sets none.
         learning_rate_factor: Factor on the learning rate that the recipe leaves open, relative to sft.
         splits_long_rows: Whether a row longer than max_length gives several examples instead of a truncated one.
-        generates: Whether the model answers the prompts during the training, and rewards score the answers.
+        generates: Whether the model answers the prompts during the training.
+        has_rewards: Whether rewards score these answers.
+        has_teacher: Whether the loss compares the model with a teacher.
         scores_answers: Whether the result is a reward model, which returns one number for a conversation.
         batch_rows: Rows per optimizer step if the recipe sets none.
     """
@@ -97,6 +99,8 @@ class Objective:
     learning_rate_factor: float = 1.0
     splits_long_rows: bool = False
     generates: bool = False
+    has_rewards: bool = False
+    has_teacher: bool = False
     scores_answers: bool = False
     # LoRA loses quality with large batches ("LoRA Without Regret"); QLoRA (arXiv 2305.14314) trains with 16 rows.
     batch_rows: int = 16
@@ -108,8 +112,9 @@ class Objective:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the loss compares with a reference model."""
-        return not self.is_causal and self.pair_loss is None and not self.scores_answers
+        """Whether the loss compares with a reference model: the model before the training."""
+        has_another = self.pair_loss is not None or self.scores_answers or self.has_teacher
+        return not self.is_causal and not has_another
 
     @property
     def disables_dropout(self) -> bool:
@@ -374,7 +379,26 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         "2503.14476); validation: 1 − the mean reward of one answer without sampling",
         learning_rate_factor=PREFERENCE_RATE_FACTOR,
         generates=True,
+        has_rewards=True,
         batch_rows=8,
+    ),
+    "distill": Objective(
+        summary="distillation: the model answers the prompts, and each of its tokens becomes as likely as a larger teacher "
+        "finds it",
+        row_mappings={
+            kind: RowMapping([*columns, "tools"], partial(_to_prompt, kind=kind), "the prompts of the last answers")
+            for kind, (columns, _, _) in conversation_rows.ROW_KINDS.items()
+        },
+        encode=_encode_prompt,
+        features={"prompt": TOKEN_LIST},
+        trl_method="Distillation",
+        collator_path="",
+        accepted_rows="conversations (sft, preference or unpaired rows)",
+        loss_description="divergence of the model from the teacher on the model's own answers, nats per token (Agarwal et al., "
+        "arXiv 2306.13649); validation: on answers without sampling",
+        # The rate of sft: as there, every token has a target. Tried on small models only.
+        generates=True,
+        has_teacher=True,
     ),
     "reward": Objective(
         summary="a reward model, which scores answers: the chosen answer of a pair gets a higher score than the rejected one",

@@ -124,8 +124,10 @@ def _choose_max_length(
         length, reason = preset.longest, f"{reason}, and preset {config.preset} allows {preset.longest:,}"
     context = get_context_length(config, model_config)
     if context is not None and context < MIN_LENGTH:
-        is_answer = config.objective_spec.generates
-        setting = "fine_tuning.grpo.max_answer_tokens" if is_answer else "fine_tuning.prompt.virtual_tokens"
+        setting = "fine_tuning.prompt.virtual_tokens"
+        if config.max_answer_tokens:
+            section = "distillation" if config.objective_spec.has_teacher else "grpo"
+            setting = f"fine_tuning.{section}.max_answer_tokens"
         raise ConfigurationError(
             f"{setting} leaves {context} tokens of the model's context; expected at least {MIN_LENGTH}",
             hint=f"Reduce {setting}.",
@@ -225,8 +227,8 @@ def get_context_length(config: FineTuningConfig, model_config: Any) -> int | Non
     """Return the context in tokens with the recipe's scaling, less virtual tokens and generated answers; None without a limit."""
     positions = getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
     virtual_tokens = config.prompt.virtual_tokens if config.adaptation_spec.is_prompt_based else 0
-    answer_tokens = config.grpo.max_answer_tokens if config.objective_spec.generates else 0
-    return round(config.rope_scaling.factor * positions) - virtual_tokens - answer_tokens if positions else None
+    scaled = round(config.rope_scaling.factor * positions) if positions else None
+    return scaled - virtual_tokens - config.max_answer_tokens if scaled else None
 
 
 def describe_exceeded_context(recipe: Recipe, model_config: Any) -> str | None:

@@ -51,7 +51,7 @@ def render_report(
         "tokens trained on": summary["tokens"],
         "tokens per second": round(summary["tokens_per_second"], 1),
         "last training loss": summary["train_loss"],
-        **_list_validation_metrics(summary, has_rewards=config.objective_spec.generates),
+        **_list_validation_metrics(summary, has_rewards=config.objective_spec.has_rewards),
         "trained parameters": summary["parameters"]["trainable"],
     }
     speed = {
@@ -94,7 +94,7 @@ def render_report(
         "Sources": _render_sources(summary["sources"]) if summary["sources"] else "",
         "Sweep": _render_sweep(sweep) if sweep else "",
         "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{loss[0].upper()}{loss[1:]}."),
-        "Reward": _render_rewards(log) if config.objective_spec.generates else "",
+        "Reward": _render_rewards(log) if config.objective_spec.has_rewards else "",
         "Preference": _plot(
             log,
             ("reward_margin", "validation_reward_margin"),

@@ -23,7 +23,8 @@ def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict
         tokenizer: Folder of the base model's tokenizer; None if it is not on this machine yet.
 
     Raises:
-        ConfigurationError: a source is no reward model, or its tokenizer is not that of the base model.
+        ConfigurationError: a source is not a reward model, or its tokenizer or chat template differs from that of the base
+            model.
         ArtifactDamagedError: a file has changed, or the digest is not the one that the recipe requires.
     """
     opened: dict[int, Artifact] = {}
@@ -33,7 +34,7 @@ def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict
         key = f"fine_tuning.grpo.rewards[{number}].model"
         if entry.model == PREVIOUS:
             raise ConfigurationError(
-                f"{key}: no earlier customization of this command trains a reward model",
+                f"{key} is {PREVIOUS}, but no earlier customization of this command trains a reward model",
                 hint="Specify the folder or store:<sha256> of a reward model, or add its customization with -c before this one.",
             )
         artifact = model_loading.find_tuned_model(entry.model, REWARD_MODEL)
@@ -45,7 +46,7 @@ def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict
         if entry.sha256 and artifact.sha256 != entry.sha256:
             raise ArtifactDamagedError(
                 f"{key}: the digest of {entry.model} is {artifact.sha256[:12]}; expected {entry.sha256[:12]}",
-                hint="Restore the original reward model, or start a new run.",
+                hint="Restore the original reward model, or remove sha256 and start a new run.",
             )
         if tokenizer and not model_loading.has_same_tokenization(artifact.path, tokenizer):
             raise ConfigurationError(
@@ -67,7 +68,7 @@ def locate_reward_models(config: C, opened: Mapping[int, Artifact]) -> C:
 
 
 def replace_previous(config: C, source: str) -> C:
-    """Return the recipe with this source of the reward model of an earlier customization."""
+    """Return the recipe with `source` instead of PREVIOUS."""
     numbers = [number for number, entry in enumerate(config.grpo.rewards) if entry.model == PREVIOUS]
     return _change_rewards(config, {number: {"model": source} for number in numbers})
 

@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer with tokenized prompts, tuneline's rewards, and greedy validation."""
+"""TRL trainers with tokenized prompts; the GRPO trainer with tuneline's rewards and greedy validation."""
 
 from __future__ import annotations
 
@@ -41,6 +41,37 @@ def build_reward_functions(weighted: Sequence[WeightedReward]) -> list[Callable[
     return [build(reward) for reward in weighted]
 
 
+def generate_from_tokens(base: type[Trainer]) -> type[Trainer]:
+    """Return a subclass of a TRL trainer that generates answers to prompts that are already tokenized."""
+
+    class TokenTrainer(base):  # type: ignore[misc]
+        generation_config: GenerationConfig
+        generation_kwargs: dict[str, Any]
+
+        def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
+            """Return the prompts, which are already tokenized."""
+            return prompts, None, {}
+
+        def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+            """Generate in the compute precision. PEFT's `generate` bypasses the forward that Accelerate wraps."""
+            with self.accelerator.autocast():
+                return super()._generate_single_turn(*args, **kwargs)
+
+        @contextmanager
+        def decode_greedily(self) -> Iterator[None]:
+            """Generate without sampling in the block, which consumes no random numbers."""
+            sampling = self.generation_config, self.generation_kwargs
+            greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
+            self.generation_kwargs = {**self.generation_kwargs, **greedy}
+            self.generation_config = type(self.generation_config)(**self.generation_kwargs, disable_compile=True)
+            try:
+                yield
+            finally:
+                self.generation_config, self.generation_kwargs = sampling
+
+    return TokenTrainer
+
+
 def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> type[Trainer]:
     """Return a subclass of TRL's GRPO trainer for tokenized prompts, whose validation loss is 1 − the mean reward.
 
@@ -53,22 +84,13 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> t
 
     weighted = rewards.build_rewards(config.grpo.rewards)
 
-    class RolloutTrainer(base):  # type: ignore[misc]
+    generating = generate_from_tokens(base)
+
+    class RolloutTrainer(generating):  # type: ignore[misc,valid-type]
         control: TrainerControl
-        generation_config: GenerationConfig
-        generation_kwargs: dict[str, Any]
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, reward_funcs=build_reward_functions(weighted), **kwargs)
-
-        def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
-            """Return the prompts, which are already tokenized."""
-            return prompts, None, {}
-
-        def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-            """Generate in the compute precision. PEFT's `generate` bypasses the forward that Accelerate wraps."""
-            with self.accelerator.autocast():
-                return super()._generate_single_turn(*args, **kwargs)
 
         def evaluate(self, *_: object, **__: object) -> dict[str, float]:
             """Answer the validation prompts greedily, which consumes no random numbers, and log the mean rewards."""
@@ -83,7 +105,7 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> t
                 examples = [rows[index] for index in indices]
                 if not examples:
                     continue
-                with self._decode_greedily():
+                with self.decode_greedily():
                     ids, _ = self._generate_single_turn([example["prompt"] for example in examples], None, {}, 1)
                 answers = self.processing_class.batch_decode(ids, skip_special_tokens=True)
                 rollouts = [
@@ -109,17 +131,6 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> t
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             return metrics
-
-        @contextmanager
-        def _decode_greedily(self) -> Iterator[None]:
-            sampling = self.generation_config, self.generation_kwargs
-            greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
-            self.generation_kwargs = {**self.generation_kwargs, **greedy}
-            self.generation_config = type(self.generation_config)(**self.generation_kwargs, disable_compile=True)
-            try:
-                yield
-            finally:
-                self.generation_config, self.generation_kwargs = sampling
 
         def _log_samples(self, samples: Sequence[tuple[Rollout, float]]) -> None:
             with samples_path.open("a", encoding="utf-8") as file:

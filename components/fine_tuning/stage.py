@@ -31,9 +31,11 @@ from components.fine_tuning import (
     acceleration,
     adapters,
     callbacks,
+    distillation,
     mixing,
     model_card,
     model_support,
+    other_models,
     recipe_defaults,
     report,
     reward_sources,
@@ -127,6 +129,8 @@ def finetune(
         recipe = plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
         reward_models = reward_sources.open_reward_models(recipe, base.path)
         recipe = reward_sources.pin_reward_models(recipe, reward_models)
+        teacher = distillation.resolve_teacher(recipe, base.path, reporter)
+        recipe = distillation.pin_teacher(recipe, teacher)
     arithmetic = describe_arithmetic(recipe, launcher_settings)
     initial_sha256 = initial_adapter.sha256 if initial_adapter else None
     key = compute_key(dataset.sha256, base.sha256, recipe, seed, arithmetic, initial_sha256)
@@ -146,7 +150,9 @@ def finetune(
             str(base.path),
             base.sha256,
             base.uri,
-            reward_sources.locate_reward_models(recipe, reward_models).model_dump(),
+            distillation.locate_teacher(
+                reward_sources.locate_reward_models(recipe, reward_models), teacher
+            ).model_dump(),
             seed,
             splits_path,
             work_path,
@@ -169,6 +175,8 @@ def finetune(
         if initial_adapter:
             source = initial_adapter.as_input(recipe.initial_adapter or "")
             inputs.append(source.model_copy(update={"kind": adapters.INITIAL_ADAPTER_INPUT}))
+        if teacher:
+            inputs.append(teacher.as_input().model_copy(update={"kind": distillation.TEACHER_INPUT}))
         for number, artifact in reward_models.items():
             source = artifact.as_input(recipe.grpo.rewards[number].model or "")
             inputs.append(source.model_copy(update={"kind": reward_sources.REWARD_INPUT}))
@@ -212,7 +220,11 @@ def plan_recipe(
             rows = row_encoding.sample_rows(dataset.path / "train.parquet", mapping, recipe_defaults.MAX_SAMPLED_ROWS)
             lengths = recipe_defaults.measure_lengths(rows, config, tokenizer)
         shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, config))
-        device = acceleration.describe_training_device(config, remote=not launcher_settings.entry.uses_this_machine)
+        device = acceleration.describe_training_device(
+            config,
+            remote=not launcher_settings.entry.uses_this_machine,
+            other_parameters=other_models.count_parameters(config),
+        )
         completed = recipe_defaults.complete_recipe(config, lengths, model_config, shape, device)
         for reason in completed.reasons:
             reporter.note(reason)
@@ -406,7 +418,11 @@ def check_memory(
     """
     model_config = model_loading.load_configuration(base.path)
     shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, recipe))
-    device = acceleration.describe_training_device(recipe, remote=not launcher_settings.entry.uses_this_machine)
+    device = acceleration.describe_training_device(
+        recipe,
+        remote=not launcher_settings.entry.uses_this_machine,
+        other_parameters=other_models.count_parameters(recipe),
+    )
     lengths = splits.train.lengths
     if recipe.mixing.is_active:
         lengths = mixing.select_trained(recipe.mixing, splits.train.sources, lengths)

@@ -54,6 +54,7 @@ from components.common.workspace import artifact_store, job_folders
 from components.fine_tuning import (
     adapters,
     callbacks,
+    distillation,
     earlier_training,
     recipe_defaults,
     report,
@@ -143,6 +144,7 @@ def tune(
     stage.check_launcher(config, launcher_settings)
     base = base or model_loading.resolve_base_model(config.base_model, reporter)
     config = reward_sources.pin_reward_models(config, reward_sources.open_reward_models(config, base.path))
+    config = distillation.pin_teacher(config, distillation.resolve_teacher(config, base.path, reporter))
     initial_adapter = initial_adapter or _open_initial_adapter(config, base)
     for warning in earlier_training.describe_trained_test_rows(dataset, base, initial_adapter):
         reporter.note(warning)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.fine_tuning import batch_order, muon, reference_free_trainer, rollout_trainer, sharding
+from components.fine_tuning import batch_order, distillation, muon, reference_free_trainer, rollout_trainer, sharding
 from components.fine_tuning.config import Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL
 from components.fine_tuning.optimizers import OPTIMIZERS
@@ -35,9 +35,12 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int, sam
     if pair_loss := config.objective_spec.pair_loss:
         base = reference_free_trainer.remove_reference(base, pair_loss, config.preference)
     order_options: dict[str, int] = {}
-    if config.objective_spec.generates:
+    if config.objective_spec.has_rewards:
         base = rollout_trainer.score_rollouts(base, config, samples_path)
-        order_options = {"answers": config.grpo.answers_per_prompt, "repeats": config.gradient_accumulation_steps}
+    elif config.objective_spec.has_teacher:
+        base = distillation.distil_tokens(base, samples_path)
+    if config.objective_spec.generates:
+        order_options = {"answers": config.answers_per_prompt, "repeats": config.gradient_accumulation_steps}
     lengths, validation = splits.train.lengths, splits.validation.counts
     mixture = splits.train.build_mixture(config.mixing)
 

@@ -195,6 +195,7 @@ def _train(
         torch.manual_seed(job.seed)  # counting parameters consumed random numbers
         model = _load_model(job, config, settings, model_config)
         reference = _load_reference(job, config, settings, model_config)
+        teacher = _load_teacher(config, settings)
         tokenizer = tokenizer or model_loading.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with timer.measure("prepare"):
@@ -205,7 +206,7 @@ def _train(
         rows = _build_row_lookup(splits, config, job.seed)
         events = callbacks.build_callback(config, state, reporter, stop, rows, verify_lock, budget)
         cleanup.enter_context(acceleration.keep_model_code(model_class))
-        trainer = _build_trainer(model, reference, tokenizer, splits, config, settings, arguments, job, events)
+        trainer = _build_trainer(model, reference, teacher, tokenizer, splits, config, settings, arguments, job, events)
 
     def verify_first_step() -> None:
         timer.seconds["total"] = round(time.time() - psutil.Process().create_time(), 3)
@@ -244,7 +245,7 @@ def _train(
     for warning in (
         training_health.describe_data_starvation(result.waited_share),
         training_health.describe_regression(
-            result.validation_loss_before, result.validation_loss, are_rewards=config.objective_spec.generates
+            result.validation_loss_before, result.validation_loss, are_rewards=config.objective_spec.has_rewards
         ),
     ):
         if warning:
@@ -297,6 +298,24 @@ def _load_reference(
     return _load_model(job, config, settings, model_config) if is_needed else None
 
 
+def _load_teacher(config: Recipe, settings: ComputeSettings) -> PreTrainedModel | None:
+    """Load the teacher of a distillation in the compute precision; its source is a folder in the recipe of a job."""
+    if not config.objective_spec.has_teacher:
+        return None
+    import torch
+
+    source = str(config.distillation.teacher)
+    base = LocalBaseModel(Path(source), config.distillation.teacher_sha256 or "", source)
+    loadable = model_loading.LoadableModel(base.sha256, base, base.path, None, None)
+    teacher: PreTrainedModel = model_loading.load_model(
+        loadable,
+        trainable=True,  # the trainer moves it to the device
+        dtype=torch.bfloat16 if settings.bfloat16 else torch.float32,
+        attn_implementation=settings.attention,
+    )
+    return teacher.requires_grad_(False).eval()
+
+
 def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -> dict[str, int]:
     """Return the numbers {"all", "trainable", "embedding"} of the adapted model's parameters, without loading weights.
 
@@ -337,7 +356,13 @@ def _build_arguments(
         decay_steps = math.ceil(training_plan.DECAY_SHARE * steps.total)
         options["lr_scheduler_kwargs"] = {"num_decay_steps": decay_steps, "decay_type": "linear"}
     rows_to_sequences = 1
-    if objective.generates:
+    if objective.has_teacher:
+        options |= {
+            "max_completion_length": config.max_answer_tokens,
+            "temperature": config.distillation.temperature,
+            "beta": config.distillation.beta,
+        }
+    elif objective.generates:
         rows_to_sequences = config.grpo.answers_per_prompt
         options |= {
             "num_generations": config.grpo.answers_per_prompt,
@@ -354,7 +379,7 @@ def _build_arguments(
         options["center_rewards_coefficient"] = config.reward_model.center_weight or None
     if objective.is_causal:
         options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
-    if not (objective.scores_answers or model_support.has_router_loss(model_class)):
+    if not (objective.scores_answers or objective.has_teacher or model_support.has_router_loss(model_class)):
         options["router_aux_loss_coef"] = 0.0  # TRL requests the loss of every model with such a setting
     if objective.pair_loss:
         # TRL loads no reference model, and `reference_free_trainer` computes none.
@@ -405,6 +430,7 @@ def _build_arguments(
 def _build_trainer(
     model: PreTrainedModel,
     reference: PreTrainedModel | None,
+    teacher: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     splits: TokenizedDataset,
     config: Recipe,
@@ -415,7 +441,8 @@ def _build_trainer(
 ) -> Trainer:
     from transformers import PrinterCallback
 
-    options: dict[str, Any] = {} if reference is None else {"ref_model": reference}
+    others = {"ref_model": reference, "teacher_model": teacher}
+    options: dict[str, Any] = {name: other for name, other in others.items() if other is not None}
     if not config.objective_spec.generates:
         options["data_collator"] = trainers.build_collator(config, tokenizer)
     samples_path = Path(job.state) / sample_answers.SAMPLES_FILENAME

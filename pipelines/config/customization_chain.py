@@ -1,6 +1,6 @@
 """Chains of customizations, such as SFT and DPO: each customization tunes the model of an earlier one's run.
 
-A reward model of the chain is no base model; later customizations use it as a reward.
+A reward model of the chain is not a base model; later customizations use it as a reward.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ChainedCustomization:
 def load_chain(paths: Sequence[Path], overrides: Sequence[str]) -> list[ChainedCustomization]:
     """Load and check the customizations of a chain.
 
-    A customization tunes the last model before it that is no reward model, unless its file sets fine_tuning.base_model.
+    A customization tunes the last model before it that is not a reward model, unless its file sets fine_tuning.base_model.
 
     Args:
         paths: The files; empty for the demo or the values in `overrides`.

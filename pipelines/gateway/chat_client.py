@@ -72,7 +72,8 @@ class ChatClient:
             raise UsageError("the URL contains a user name or a password", hint="Set TUNELINE_API_KEY instead.")
         if key and not (key.isascii() and key.isprintable()):
             raise UsageError(
-                "the API key contains a trailing space or a non-ASCII character", hint="Copy the key again."
+                "the API key contains a control character, such as a line break, or a non-ASCII character",
+                hint="Copy the key again.",
             )
         try:
             is_valid = bool(urlsplit(url).hostname) and urlsplit(url).port != 0

@@ -50,7 +50,15 @@ from components.evaluation import promotion_gate
 from components.evaluation.tasks import task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
-from components.fine_tuning import acceleration, batch_order, earlier_training, mixing
+from components.fine_tuning import (
+    acceleration,
+    batch_order,
+    distillation,
+    earlier_training,
+    mixing,
+    other_models,
+    reward_sources,
+)
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import PREVIOUS, FineTuningConfig, Recipe
 from components.fine_tuning.mixing import MAX_SHOWN_SOURCES, MixingSettings, SourceShare
@@ -78,7 +86,6 @@ from pipelines.steps.input_resolution import (
     find_initial_adapter,
     format_unproven_warning,
     get_unproven_reason,
-    pin_reward_models,
     select_incumbent,
 )
 
@@ -203,7 +210,7 @@ class RunSurvey:
         if tuning.objective_spec.generates:
             prompts = self.steps * tuning.rows_per_step
             prompt_tokens = sum(share.tokens for share in self.shares)
-            return tuning.grpo.answers_per_prompt * (prompt_tokens + prompts * tuning.grpo.max_answer_tokens)
+            return tuning.answers_per_prompt * (prompt_tokens + prompts * tuning.max_answer_tokens)
         if not tuning.packing:
             return sum(share.tokens for share in self.shares)
         if not tokens.is_sample:
@@ -371,8 +378,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
             base_sha256 = outline.base.sha256 if outline.base else None
             initial_sha256 = find_initial_adapter(config, base_sha256, outline.config)
-            if not any(reward.model == PREVIOUS for reward in config.fine_tuning.grpo.rewards):  # not trained yet
-                config = pin_reward_models(config, outline.base.path if outline.base else None)
+            config = _check_training_models(config, outline)
             workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
             _check_services(config, workdir, inputs, reporter)
             repository = curation_inputs.repository_root(config, workdir, scratch)
@@ -462,6 +468,25 @@ def _count_tokens(
     return completed, tokens, examples_by_source
 
 
+def _check_training_models(config: Customization, outline: ModelOutline) -> Customization:
+    """Check the teacher and the reward models, and return the customization with their digests.
+
+    The digest of a teacher that is not on this machine stays unknown, as does a reward model that an earlier customization
+    of the chain has yet to train.
+    """
+    tuning = config.fine_tuning
+    if not any(reward.model == PREVIOUS for reward in tuning.grpo.rewards):
+        tokenizer = outline.base.path if outline.base else None
+        opened = reward_sources.open_reward_models(tuning, tokenizer)
+        tuning = reward_sources.pin_reward_models(tuning, opened)
+    if source := tuning.distillation.teacher:
+        with model_loading.replace_error_key(distillation.TEACHER_KEY):
+            teacher = model_loading.load_outline(source)
+        distillation.check_vocabulary(source, teacher.tokenizer, teacher.config, outline.tokenizer, outline.config)
+        tuning = distillation.pin_teacher(tuning, teacher.base)
+    return config.model_copy(update={"fine_tuning": tuning})
+
+
 def _list_tuned_models(config: Customization, outline: ModelOutline) -> list[Manifest]:
     """Return the manifests of the base model and of the initial adapter, if tuneline made them."""
     models, sources = list[Manifest](), [config.fine_tuning.initial_adapter]
@@ -490,7 +515,9 @@ def _check_services(config: Customization, workdir: Workdir, inputs: CurationInp
 
 
 def _find_device(config: FineTuningConfig) -> acceleration.TrainingDevice:
-    return acceleration.describe_training_device(config, remote=bool(_describe_remote_training()))
+    return acceleration.describe_training_device(
+        config, remote=bool(_describe_remote_training()), other_parameters=other_models.count_parameters(config)
+    )
 
 
 def _find_cached_stages(
@@ -695,6 +722,11 @@ def _estimate_memory(survey: RunSurvey) -> Json:
                 gpu=gpu,
                 checkpointing=checkpointing or tuning.activation_checkpointing == "on",
             )
+            if others := other_models.count_parameters(tuning):
+                parts["other models"] = others * (
+                    resource_formulas.BFLOAT16_BYTES if gpu else resource_formulas.FLOAT32_BYTES
+                )
+                parts["total"] += parts["other models"]
             is_short = parts["total"] > resource_formulas.MAX_MEMORY_FRACTION * free
             if tuning.activation_checkpointing != "auto" or not is_short:
                 break
@@ -802,7 +834,7 @@ def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate
     """Return seconds and their basis: the newest similar training on this machine, or a formula."""
     tuning, hardware = survey.recipe, model_loading.describe_arithmetic()
     recipe = tuning.model_dump()
-    same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing", "grpo")
+    same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing", "grpo", "distillation")
     for manifest in history:
         if (
             manifest.role == "model"
@@ -813,18 +845,21 @@ def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate
             speed, digest = float(manifest.summary["tokens_per_second"]), manifest.content_sha256[:12]
             basis = f"{speed:.1f} tokens/s, as in the newest similar training run on this hardware, {digest}"
             return survey.trained_tokens / speed, basis
-    length, grpo = survey.tokens.mean_length, tuning.grpo
+    length = survey.tokens.mean_length
     if not tuning.objective_spec.generates:
         operations = survey.trained_tokens * resource_formulas.estimate_training_flops(survey.shape, length)
         return operations / rate, _describe_rate(rate, "operations per training token")
-    length += grpo.max_answer_tokens
+    length += tuning.max_answer_tokens
     forward = resource_formulas.estimate_forward_flops(survey.shape, length)
     interval = training.plan_steps(survey.batched_rows, tuning).checkpoint_interval
     validations = 1 + math.ceil(survey.steps / interval)
     validated = min(tuning.validation_rows, survey.curated.verdicts.count_splits()["validation"])
-    per_token = resource_formulas.estimate_training_flops(survey.shape, length) + (2 if grpo.kl_weight else 1) * forward
-    operations = survey.trained_tokens * per_token + validations * validated * length * forward
-    work = "generation, reference model and training on answers of the maximum length, and the answers of validations"
+    others = sum(resource_formulas.estimate_forward_flops(shape, length) for shape in other_models.list_shapes(tuning))
+    if tuning.objective_spec.has_reference and tuning.grpo.kl_weight:
+        others += forward
+    per_token = resource_formulas.estimate_training_flops(survey.shape, length) + forward + others
+    operations = survey.trained_tokens * per_token + validations * validated * length * (forward + others)
+    work = "generation, other models and training on answers of the maximum length, and the answers of validations"
     return operations / rate, _describe_rate(rate, work)
 
 

@@ -37,6 +37,7 @@ from components.data_curation.stage import find_sources_by_name
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
 from components.fine_tuning.adapters import INITIAL_ADAPTER_INPUT
+from components.fine_tuning.distillation import TEACHER_INPUT
 from components.fine_tuning.reward_sources import REWARD_INPUT
 from components.model_registry.promotion import CHAMPION
 from components.model_registry.stage import RegisteredModel, find_by_digest, get_registered
@@ -386,6 +387,13 @@ def _trace_other_models(context: _TraceContext, manifest: Manifest, model: Link)
     """
     links: list[Link] = []
     for source in manifest.inputs:
+        if source.kind == TEACHER_INPUT:
+            own = source.model_copy(update={"kind": "base_model"})
+            context_of_teacher = context.describe_parent(manifest.model_copy(update={"inputs": [own]}))
+            teacher = _check_base(context_of_teacher)
+            teacher.parent, teacher.detail = model, teacher.detail or "teacher"
+            model.inputs = [*model.inputs, teacher.sha256]
+            links += [teacher, *_trace_ancestors(context_of_teacher, teacher)]
         if source.kind not in OTHER_MODELS:
             continue
         own = source.model_copy(update={"kind": "model"})
@@ -419,7 +427,9 @@ def _check_ancestor(
 
     link, artifact = _check_artifact(context, "model", uris, input_kinds, fetch)
     if artifact:
-        link.inputs = [one.content_sha256 for one in artifact.manifest.inputs if one.kind not in OTHER_MODELS]
+        link.inputs = [
+            one.content_sha256 for one in artifact.manifest.inputs if one.kind not in (*OTHER_MODELS, TEACHER_INPUT)
+        ]
     return link, artifact
 
 

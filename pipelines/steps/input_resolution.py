@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import code_digest, hashing
@@ -24,7 +23,7 @@ from components.common.workspace.artifact_store import Workdir
 from components.evaluation import engine_loading
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
-from components.fine_tuning import adapters, model_support, reward_sources
+from components.fine_tuning import adapters, distillation, model_support, reward_sources
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
@@ -73,7 +72,7 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     for recipe in config.fine_tuning.recipes.values():
         model_support.check_model(recipe, model_config)
     initial_sha256 = find_initial_adapter(config, base.sha256, model_config)
-    config = pin_reward_models(config, base.path)
+    config = pin_training_models(config, base, reporter)
     workloads = _check_tasks_with(base, config, reporter)
     reporter.step("resolving the champion")
     reason = get_unproven_reason(config)
@@ -98,11 +97,12 @@ def find_initial_adapter(config: Customization, base_sha256: str | None, model_c
     return opened[0].sha256 if opened[0] else None
 
 
-def pin_reward_models(config: Customization, tokenizer: Path | None) -> Customization:
-    """Return the customization with the digests of its reward models; see `reward_sources.open_reward_models`."""
+def pin_training_models(config: Customization, base: model_loading.LocalBaseModel, reporter: Reporter) -> Customization:
+    """Return the customization with the digests of its teacher and its reward models, after their checks."""
     tuning = config.fine_tuning
-    opened = reward_sources.open_reward_models(tuning, tokenizer)
-    return config.model_copy(update={"fine_tuning": reward_sources.pin_reward_models(tuning, opened)})
+    tuning = distillation.pin_teacher(tuning, distillation.resolve_teacher(tuning, base.path, reporter))
+    tuning = reward_sources.pin_reward_models(tuning, reward_sources.open_reward_models(tuning, base.path))
+    return config.model_copy(update={"fine_tuning": tuning})
 
 
 def _check_tasks_with(
@@ -251,7 +251,7 @@ def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, repo
         if stage == "fine_tuning":
             configuration = model_loading.load_configuration(base.path)
             initial_sha256 = find_initial_adapter(config, base.sha256, configuration)
-            config = pin_reward_models(config, base.path)
+            config = pin_training_models(config, base, reporter)
             plan = build_fine_tuning_plan(config, base.sha256, initial_sha256)
         else:
             workloads = _check_tasks_with(base, config, reporter)

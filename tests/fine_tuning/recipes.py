@@ -17,6 +17,7 @@ ROW_KINDS = {
     "simpo": "preference",
     "grpo": "sft",
     "reward": "preference",
+    "distill": "sft",
 }
 # Settings that an objective requires.
 REQUIRED_SETTINGS: dict[str, dict[str, Any]] = {
@@ -27,7 +28,8 @@ REQUIRED_SETTINGS: dict[str, dict[str, Any]] = {
             "max_answer_tokens": 16,
             "max_kl": None,
         }
-    }
+    },
+    "distill": {"distillation": {"teacher": "/teacher", "max_answer_tokens": 16}},
 }
 SETTINGS: dict[str, Any] = {
     "epochs": 1.0,

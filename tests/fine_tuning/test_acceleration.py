@@ -27,6 +27,7 @@ from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import ComputeSettings
 from components.fine_tuning.config import (
     AdaptationName,
+    DistillationConfig,
     GrpoConfig,
     LoraConfig,
     ObjectiveName,
@@ -463,6 +464,14 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
         },
         "strategy zero3 cannot be used with grpo, which has not been tested with shards",
     ),
+    (
+        {"distillation": DistillationConfig(teacher="/teacher")},
+        "distillation.teacher cannot be used with sft; expected objective distill",
+    ),
+    (
+        {"objective": "distill", "distillation": DistillationConfig(teacher="/teacher"), "adaptation": "p_tuning"},
+        "adaptation p_tuning cannot be used with distill: the loss is computed without virtual tokens",
+    ),
     *(
         ({"objective": "reward", **settings}, reason)
         for settings, reason in (
@@ -544,7 +553,8 @@ def test_compatible_settings_are_accepted(settings: dict[str, Any]) -> None:
         (objective, adaptation)
         for objective in get_args(ObjectiveName)
         for adaptation in get_args(AdaptationName)
-        if objective != "reward" or ADAPTATIONS[adaptation].fits_reward_models  # others: see CONFLICTS
+        if not (objective == "reward" and not ADAPTATIONS[adaptation].fits_reward_models)  # rejected: see CONFLICTS
+        and not (objective == "distill" and ADAPTATIONS[adaptation].is_prompt_based)
     ],
 )
 @pytest.mark.parametrize("device", ["auto", "cpu"])

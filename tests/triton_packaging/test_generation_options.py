@@ -278,7 +278,7 @@ def test_mask_covers_an_output_layer_wider_than_the_vocabulary(
 
 
 def test_model_without_an_end_token_has_no_grammars(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(ValueError, match="no end token"):
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
         GrammarCompiler(tokenizer, [])
 
 

@@ -289,7 +289,7 @@ def find_tuned_model(source: str, kind: str = "model") -> Artifact | None:
     if kind == "model" and _has_model_manifest(Path(source), artifact_folder.REWARD_MODEL):
         raise ConfigurationError(
             f"{source} is a reward model, which cannot be tuned further: it does not predict tokens",
-            hint="Choose its base model, or a model that was trained with another objective than reward.",
+            hint="Choose its base model, or a model that was trained with an objective other than reward.",
         )
     return artifact_folder.read(Path(source), kind) if _has_model_manifest(Path(source), kind) else None
 
@@ -681,7 +681,7 @@ def open_model_artifact(
     if artifact.manifest.kind == artifact_folder.REWARD_MODEL and not accepts_reward_models:
         raise UsageError(
             f"the model in {artifact.path} is a reward model, which scores answers and does not write any",
-            hint="Choose a model that was trained with another objective than reward.",
+            hint="Choose a model that was trained with an objective other than reward.",
         )
     base_input = _get_base_input(artifact)
     with replace_error_key(f"base model of {artifact.path}"):

@@ -14,7 +14,7 @@ from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 
 UNTUNED_PREFIXES = ("embedded:", "hf://")  # of the sources of base models that tuneline did not tune
-ANCESTOR_KINDS = ("model", "base_model", "initial_adapter", "scoring_model")
+ANCESTOR_KINDS = ("model", "base_model", "initial_adapter", "scoring_model", "teacher")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def collect_datasets(models: Sequence[Manifest], store_uri: str = "") -> Trainin
                     lineage.missing.append(f"a dataset of its lineage cannot be verified ({error.message})")
             elif folder is not None:
                 pending.append(artifact_folder.read_manifest(folder))
-            elif source.kind != "base_model" or not _is_untuned(source):
+            elif source.kind not in ("base_model", "teacher") or not _is_untuned(source):
                 lineage.missing.append(_describe_missing(source))
     return lineage
 

@@ -32,7 +32,7 @@ class Reward(PairSettings):
     pairs: PAIRS_TO_KEEP = Field(
         "all",
         description="Pairs to compare. chosen_shorter, chosen_longer: only those whose chosen answer has fewer or more "
-        "tokens than the rejected one, for a rule on length bias.",
+        "tokens, respectively, than the rejected one, for a gate rule against length bias.",
     )
 
 
@@ -78,7 +78,7 @@ class RewardTask(PairTask[Reward]):
 
 
 def _list_excess(context: TaskContext, items: Sequence[Item]) -> list[int]:
-    """Return how many tokens the chosen answer of each item has more than the rejected one."""
+    """Return how many more tokens the chosen answer of each item has than the rejected one."""
     lengths = [
         len(preference.encode_completion(context.tokenizer, item, side).answer_ids) for item in items for side in SIDES
     ]
@@ -86,7 +86,7 @@ def _list_excess(context: TaskContext, items: Sequence[Item]) -> list[int]:
 
 
 def measure_length_bias(margins: Sequence[float], excess: Sequence[int]) -> dict[str, float]:
-    """Return the accuracy by which answer is longer, with its 95% interval, and how often the longer answer wins.
+    """Return the accuracy for shorter and for longer chosen answers, with 95% intervals, and how often the longer answer wins.
 
     Args:
         margins: Reward of the chosen answer less that of the rejected one, of each pair.
@@ -115,7 +115,7 @@ def measure_length_bias(margins: Sequence[float], excess: Sequence[int]) -> dict
 def measure_calibration(margins: Sequence[float]) -> dict[str, float]:
     """Return the expected calibration error, and the confidence and accuracy of each bin (Guo et al., arXiv 1706.04599).
 
-    In the Bradley–Terry model, the answer with the higher reward is the chosen one with the probability σ(|margin|).
+    In the Bradley–Terry model, the answer with the higher reward is the chosen one with probability σ(|margin|).
 
     Returns:
         `calibration_error`, and for each bin with pairs `bin_NUMBER_confidence`, `bin_NUMBER_accuracy` and

@@ -30,13 +30,13 @@ class GrammarCompiler:
 
         Raises:
             ImportError: llguidance is not installed.
-            ValueError: the model has no end token, or its tokenizer is unsupported.
+            ValueError: the model has no end-of-sequence token, or its tokenizer is unsupported.
         """
         from llguidance import LLParserLimits
         from llguidance.hf import from_tokenizer
 
         if not end_tokens:
-            raise ValueError("the model has no end token")
+            raise ValueError("the model has no end-of-sequence token")
         self._tokenizer = from_tokenizer(tokenizer, eos_token=sorted(end_tokens))
         # A mask is computed between two tokens of the whole batch. With these limits the slowest of 17 hostile schemas
         # took 8 ms per mask (49,152 tokens), with the defaults 35 ms. A lexer state takes 1 to 2 kB.
