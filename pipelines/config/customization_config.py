@@ -46,6 +46,7 @@ PATH_KEYS = (
     "data_curation.quality_scores.perplexity.model",
     "fine_tuning.base_model",
     "fine_tuning.initial_adapter",
+    "fine_tuning.distillation.teacher",
 )
 PATH_LIST_KEYS = (
     "data_curation.sources",

@@ -154,6 +154,7 @@ def list_paths(config: Customization) -> dict[str, list[str]]:
             for path in (entry.path, *([entry.query] if is_query_file(entry.query) else []))
         ],
         "fine_tuning.base_model": [config.fine_tuning.base_model],
+        "fine_tuning.distillation.teacher": list(filter(None, [config.fine_tuning.distillation.teacher])),
         "fine_tuning.grpo.rewards": [entry.model for entry in config.fine_tuning.grpo.rewards if entry.model],
         **tasks,
     }

@@ -900,8 +900,9 @@ def format_estimate(result: Json) -> list[str]:
     formats = ", ".join(f"{n} {name}" for name, n in rows["formats"].items())
     splits = ", ".join(f"{n} {name}" for name, n in rows["splits"].items())
     parts, parameters = memory["training"], result["parameters"]
-    purposes = ("weights", "gradients", "optimizer", "activations", "logits")
-    purposes_text = ", ".join(f"{name} {_format_gb(parts[name])}" for name in purposes)
+    purposes_text = ", ".join(
+        f"{name} {_format_gb(size)}" for name, size in parts.items() if name not in ("process", "total")
+    )
     largest = memory["largest_stage"]
     return [
         "dry run: nothing was written",

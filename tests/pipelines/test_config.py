@@ -176,7 +176,7 @@ def test_relative_paths_are_resolved_from_their_origin(tmp_path: Path, monkeypat
     file.write_text(
         "data_curation:\n  sources: [raw/*.jsonl, demo:python-docs]\n"
         "  quality_scores: {classifier: {good: [good.jsonl], bad: [/data/bad.jsonl]}}\n"
-        "fine_tuning:\n  base_model: models/llama\n"
+        "fine_tuning:\n  base_model: models/llama\n  objective: distill\n  distillation: {teacher: models/large}\n"
     )
     config = load_customization(file)
     classifier = config.data_curation.quality_scores.classifier
@@ -186,6 +186,11 @@ def test_relative_paths_are_resolved_from_their_origin(tmp_path: Path, monkeypat
         "demo:python-docs",
     ]
     assert config.fine_tuning.base_model == str(tmp_path / "project" / "models/llama")
+    assert config.fine_tuning.distillation.teacher == str(tmp_path / "project" / "models/large")
+    rewards = "[{kind: reward_model, model: previous}, {kind: reward_model, model: helpful}]"
+    own = ["fine_tuning.distillation={}", "fine_tuning.objective=grpo", f"fine_tuning.grpo.rewards={rewards}"]
+    models = [reward.model for reward in load_customization(file, own).fine_tuning.grpo.rewards]
+    assert models == ["previous", str(tmp_path / "here" / "helpful")]
     config = load_customization(
         file, ['data_curation.sources=["mine.jsonl"]', "fine_tuning.base_model=hf://org/name@main"]
     )

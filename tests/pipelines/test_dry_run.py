@@ -255,6 +255,32 @@ def test_memory_grows_with_trained_parameters_and_batch(estimate: Estimate) -> N
         assert parts["total"] == sum(size for name, size in parts.items() if name != "total")
 
 
+def test_memory_and_digest_of_the_teacher_are_part_of_the_estimate(estimate: Estimate, fresh_project: Path) -> None:
+    settings = load_settings(fresh_project).fine_tuning
+    options = ["fine_tuning.objective=distill", "fine_tuning.distillation.max_answer_tokens=8"]
+    result = estimate(*options, f"fine_tuning.distillation.teacher={settings.base_model}")
+    parts = result["memory"]["training"]
+    base = result["parameters"]["all"] - result["parameters"]["trainable"]
+    assert parts["other models"] == 4 * base
+    assert parts["total"] == sum(size for name, size in parts.items() if name != "total")
+    assert "other models 0.0 GB" in "\n".join(dry_run.format_estimate(result))
+    with pytest.raises(ConfigurationError, match=r"fine_tuning\.distillation\.teacher: .*/nowhere is not a folder"):
+        estimate(*options, "fine_tuning.distillation.teacher=nowhere")
+
+
+def test_reward_model_is_not_packaged(fresh_project: Path, estimate: Estimate) -> None:
+    row = {"prompt": "May I?", "chosen": "Yes, you may.", "rejected": "No."}
+    rows = [{**row, "prompt": f"May I take item {n}?"} for n in range(40)]
+    path = fresh_project / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = estimate("fine_tuning.objective=reward", "evaluation.min_items=30", f"data_curation.sources=[{path}]")
+    assert result["seconds"]["triton_packaging"] == 0
+    assert result["basis"]["seconds.triton_packaging"] == "a reward model is not packaged"
+    assert "triton_packaging" not in result["memory"]["stages"]
+    assert result["memory"]["training"]["logits"] == 0
+    assert any(warning.startswith("the gate will refuse the model") for warning in result["warnings"])
+
+
 def test_sweep_adds_the_time_of_all_and_the_memory_of_parallel_recipes(estimate: Estimate) -> None:
     one, all_three = estimate(), estimate("fine_tuning.sweep.vary={learning_rate: [1e-4, 3e-4, 1e-3]}")
     assert all_three["memory"]["stages"]["fine_tuning"] == 2 * one["memory"]["stages"]["fine_tuning"]
