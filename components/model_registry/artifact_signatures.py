@@ -327,6 +327,6 @@ def _translated_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise SignatureInvalidError(f"its files differ from its signature: {error}") from None
+        raise SignatureInvalidError(f"its files do not match its signature: {error}") from None
     except (InvalidSignature, X509StoreContextError, Error, KeyError):
         raise SignatureInvalidError("the signature of its files is forged or damaged") from None

@@ -214,7 +214,7 @@ def check_objective(customization: Customization) -> None:
     if not {"sft", "preference"} & set(customization.fine_tuning.objective_spec.row_mappings):
         raise ConfigurationError(
             f"fine_tuning.objective is {customization.fine_tuning.objective}, but captured traffic has no rows for this objective",
-            hint="Set fine_tuning.objective to sft, dpo, kto, orpo, simpo or grpo.",
+            hint="Set fine_tuning.objective to an objective other than text.",
         )
 
 

@@ -94,7 +94,7 @@ def test_key_on_each_curve_signs(
     trust = trust_root.load_trust([tmp_path / "hsm.pub"])
     signature_checks.require_signature(model, trust)
     (model.path / "report.html").write_text("edited")
-    with pytest.raises(trust_root.SignatureInvalidError, match="its files differ"):
+    with pytest.raises(trust_root.SignatureInvalidError, match="its files do not match"):
         signature_checks.require_signature(model, trust)
 
 

@@ -99,7 +99,7 @@ def test_identity_signs_files_and_attestation(site: SigstoreSite, tmp_path: Path
     signature_checks.sign_version([model], "", QUIET)  # the signature of this identity is kept
     assert site.requests[requests:] == ["/api/v2/signingCert"]
     (model.path / "report.html").write_text("edited")
-    with pytest.raises(SignatureInvalidError, match="its files differ from its signature: Signature mismatch"):
+    with pytest.raises(SignatureInvalidError, match="its files do not match its signature: Signature mismatch"):
         signature_checks.require_signature(model, trust)
 
 

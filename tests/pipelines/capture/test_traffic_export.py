@@ -180,6 +180,7 @@ def test_objective_without_its_kind_of_rows_is_refused(home: Path) -> None:
     assert "rows has no preferences.jsonl, which the objective dpo requires" in error["message"]
     error = refusal(2, *command, "--set", "fine_tuning.objective=text", cwd=home)
     assert "objective is text, but captured traffic has no rows for this objective" in error["message"]
+    assert error["hint"] == "Set fine_tuning.objective to an objective other than text."
 
 
 def export_locked(home: Path) -> None:
