@@ -1,7 +1,7 @@
 """The examples, and the presets with the same configuration.
 
-Fast tier: presets are written and read. Long tier: dry runs, and one whole run, with a tiny model. Stress tier: each example
-as its README describes it, with the embedded model, which takes minutes.
+Fast tier: presets are written and read. Long tier: dry runs, one whole run, and the chain of RLHF, with a tiny model. Stress
+tier: each example as its README describes it, with the embedded model, which takes minutes.
 """
 
 from __future__ import annotations
@@ -156,3 +156,52 @@ def test_example_improves_on_the_embedded_model(preset: str, tmp_path: Path) -> 
     result = run_example(EXAMPLES / preset / "customization.yaml", tmp_path)
     assert result["verdict"] == "accepted"
     assert Path(result["artifacts"]["repository"], "manifest.json").exists()
+
+
+RLHF_STEPS = ("sft", "reward", "rlhf")
+RLHF_COMMAND = [part for step in RLHF_STEPS for part in ("-c", EXAMPLES / "rlhf" / f"{step}.yaml")]
+
+
+def test_page_of_rlhf_has_the_tested_command() -> None:
+    options = " ".join(f"-c examples/rlhf/{step}.yaml" for step in RLHF_STEPS)
+    page = (EXAMPLES / "rlhf" / "README.md").read_text()
+    assert f"\ntuneline run {options} --workdir rlhf-run\n" in page
+    assert len(page.split()) <= 2 * MAX_README_WORDS
+    assert sum(path.stat().st_size for path in (EXAMPLES / "rlhf").glob("*.jsonl")) <= 3 * MAX_DATA_BYTES
+
+
+@pytest.mark.long
+@pytest.mark.pipeline
+@pytest.mark.daft
+@pytest.mark.dvc
+@pytest.mark.mlflow
+def test_rlhf_chain_rewards_answers_with_the_reward_model_of_its_second_step(model: Path, tmp_path: Path) -> None:
+    """The tiny model learns the form of the answers, but no reward in four steps, so the gate may refuse the last step."""
+    settings = ("fine_tuning.max_steps=20", "fine_tuning.learning_rate=5e-3", "triton_packaging.prove=false")
+    fixed = (f"fine_tuning.base_model={model}", "fine_tuning.validation_rows=8")
+    options = [part for value in (*settings, *fixed) for part in ("--set", value)]
+    result = answer("run", *RLHF_COMMAND, *options, "--workdir", "work", cwd=tmp_path, timeout_seconds=TIMEOUT_SECONDS)
+    sft, reward, rlhf = result["chain"]
+    assert [step["verdict"] for step in (sft, reward)] == ["accepted", "accepted"]
+    assert (sft["artifacts"]["repository"] is None, reward["artifacts"]["repository"]) == (False, None)
+    manifests = [json.loads(Path(step["artifacts"]["model"], "manifest.json").read_text()) for step in (reward, rlhf)]
+    assert manifests[0]["schema"].startswith("tuneline/reward_model/")
+    inputs = {source["kind"]: source["content_sha256"] for source in manifests[1]["inputs"]}
+    assert inputs["scoring_model"] == manifests[0]["content_sha256"]
+    log = Path(rlhf["artifacts"]["model"], "training.jsonl").read_text().splitlines()
+    assert all(0 < json.loads(line)["reward_reward_model"] < 1 for line in log if "train_loss" in line)
+    lineage = answer("lineage", "orders-rlhf@candidate", "--workdir", "work", cwd=tmp_path)
+    assert [link["kind"] for link in lineage["chain"]].count("dataset") >= 3
+    assert "reward_model" in {link["kind"] for link in lineage["chain"]}
+    assert lineage["intact"]
+    promoted = answer("promote", "orders-reward", "--version", 1, "--workdir", "work", cwd=tmp_path)
+    assert promoted["to"] == "1"
+
+
+@pytest.mark.stress
+@pytest.mark.pipeline
+@pytest.mark.timeout(2 * TIMEOUT_SECONDS)
+def test_rlhf_improves_on_the_embedded_model(tmp_path: Path) -> None:
+    """The README promises this result."""
+    result = answer("run", *RLHF_COMMAND, "--workdir", "work", cwd=tmp_path, timeout_seconds=2 * TIMEOUT_SECONDS)
+    assert [step["verdict"] for step in result["chain"]] == ["accepted"] * 3
