@@ -34,6 +34,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": "dpo"},
     "orpo": {"objective": "orpo"},
     "grpo": {"objective": "grpo", **REQUIRED_SETTINGS["grpo"]},
+    "reward": {"objective": "reward"},
+    "distill": {"objective": "distill", **REQUIRED_SETTINGS["distill"]},
     "simpo, full": {"objective": "simpo", "adaptation": "full", "learning_rate": 1e-4},
 }
 
@@ -92,6 +94,9 @@ def build_job(
         "batch_size": 10,
         **recipe,
     }
+    if config.get("objective") == "distill":
+        teacher = tiny_model(folder / "teacher", seed=1)
+        config["distillation"] = {**config["distillation"], "teacher": str(teacher)}
     dataset = datasets[ROW_KINDS[config.get("objective", "sft")]]
     return {
         "dataset": str(dataset.path),
