@@ -118,6 +118,11 @@ def distil_tokens(base: type[Trainer], samples_path: Path) -> type[Trainer]:
                         file.write(json.dumps(line, ensure_ascii=False) + "\n")
             return metrics
 
+        def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            """Compute in the compute precision: TRL calls the layers without the forward that Accelerate wraps."""
+            with self.accelerator.autocast():
+                return super()._compute_loss(*args, **kwargs)
+
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
             if not self.model.training and len(self.samples) < rollout_trainer.LOGGED_SAMPLES:

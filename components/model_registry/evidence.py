@@ -104,6 +104,8 @@ def check_subject(measured: Json, model: Manifest) -> list[str]:
     stated, objections = measured["model"]["content_sha256"], []
     if stated != model.content_sha256:
         objections.append(f"its evaluation evaluated another model: {stated[:12]}")
+    elif measured["model"].get("kind", "model") != model.kind:  # the digest covers the weights, and not the kind
+        objections.append(f"the kind in its model's manifest, {model.kind}, differs from that at its evaluation")
     elif measured["model"]["inputs"] != sorted([one.kind, one.content_sha256] for one in model.inputs):
         objections.append("the inputs in its model's manifest differ from those at its evaluation")
     base = model.find_input("base_model")

@@ -78,6 +78,11 @@ def test_interrupted_training_resumes_bit_identically(
     assert (resumed.sha256, resumed.manifest.summary["resumed_from"]) == (expected.sha256, 4)
 
 
+def test_distillation_in_bfloat16_trains(dataset: Artifact, tiny: Path, teacher: Path, tmp_path: Path) -> None:
+    model, _ = tune(dataset, tiny, tmp_path, teacher, precision="bfloat16", max_steps=2, checkpoint_every=2)
+    assert model.manifest.summary["steps"] == 2
+
+
 def test_teacher_with_other_tokens_is_refused_before_training(
     dataset: Artifact, tiny: Path, teacher: Path, tmp_path: Path
 ) -> None:

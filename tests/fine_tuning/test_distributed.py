@@ -236,6 +236,36 @@ def test_two_processes_generate_and_validate_together(
     assert distributed[0].sha256 == distributed[1].sha256
 
 
+@pytest.mark.parametrize("objective", ["reward", "distill"])
+def test_two_processes_start_with_the_validation_loss_of_one(
+    objective: str,
+    tiny: Path,
+    dataset: Artifact,
+    tmp_path: Path,
+    worker_pool: WorkerPool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Training rows of a reward model are equal, those of a distillation are sampled by each process."""
+    monkeypatch.setattr(launch, "run", worker_pool.run)
+    changes: dict[str, Any] = {"objective": objective, "micro_batch_size": 1, "validation_rows": 4}
+    rows = dataset
+    if objective == "reward":
+        rows = dataset_of("preference", tmp_path / "pairs")
+    else:
+        teacher = tiny_model(tmp_path / "teacher", seed=1)
+        changes["distillation"] = {"teacher": str(teacher), "max_answer_tokens": 8}
+    reference, *distributed = (
+        tune(rows, tiny, tmp_path / name / "model", processes=processes, **changes)
+        for name, processes in (("one", 1), ("two", 2), ("again", 2))
+    )
+    assert worker_pool.exit_codes() == [0, 0]
+    losses, expected = read_metrics(distributed[0], *LOSSES), read_metrics(reference, *LOSSES)
+    assert losses[0, "validation_loss"] == pytest.approx(expected[0, "validation_loss"], abs=0.05)
+    if objective == "reward":
+        assert max_difference(losses, expected) <= MAX_LOSS_DIFFERENCE
+    assert distributed[0].sha256 == distributed[1].sha256
+
+
 class Recorder(SilentReporter):
     """Records steps and notes, and runs an action at a step."""
 

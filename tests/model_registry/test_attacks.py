@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import RegistryError
 from components.common.runtime.reporters import SilentReporter
 from components.model_registry import promotion_policy, registry_history, servable_versions
@@ -70,6 +72,21 @@ def test_rollback_to_changed_bytes_is_refused(registry: Any, customize: Customiz
     with pytest.raises(RegistryError, match=rf"its {kind} cannot be verified \(weights/payload.bin"):
         rollback(NAME, reporter=QUIET)
     assert find_champion(NAME).version == "2"
+
+
+def test_model_relabelled_as_a_reward_model_needs_its_package(registry: Any, customize: Customization) -> None:
+    """The digest covers the weights, and not the kind in the manifest; reward models are promoted without a package."""
+    made = customize("one", packaged=False)
+    path = made.model.path / artifact_folder.MANIFEST_FILENAME
+    fields = json.loads(path.read_text())
+    fields["schema"] = fields["schema"].replace("/model/", "/reward_model/")
+    path.write_text(json.dumps({**fields, "manifest_sha256": artifact_folder.compute_manifest_sha256(fields)}))
+    relabelled = artifact_folder.read(made.model.path)
+    assert (relabelled.manifest.kind, relabelled.sha256) == (artifact_folder.REWARD_MODEL, made.model.sha256)
+    with pytest.raises(
+        RegistryError, match="the kind in its model's manifest, reward_model, differs from that at its eval"
+    ):
+        register(relabelled, made.evaluation, None, ModelRegistryConfig(name=NAME), reporter=QUIET)
 
 
 def test_rollback_to_a_forced_version_is_allowed_and_servable(versions: Any) -> None:
