@@ -189,7 +189,9 @@ class Customization(BaseModel):
     def share_values(self) -> Customization:
         """Copy fine-tuning's values to the sections that use them, unless these set their own."""
         if self.fine_tuning.objective_spec.scores_answers:
+            own_keys = set(self.model_fields_set)
             self.evaluation = adapt_to_reward_model(self.evaluation)
+            self.model_fields_set.intersection_update(own_keys)
         tuning, tokens = self.fine_tuning, self.data_curation.tokens
         perplexity = self.data_curation.quality_scores.perplexity
         scorers = [(perplexity, "model", tuning.base_model)] if perplexity.is_enabled else []

@@ -196,6 +196,9 @@ def test_rlhf_chain_rewards_answers_with_the_reward_model_of_its_second_step(mod
     assert lineage["intact"]
     promoted = answer("promote", "orders-reward", "--version", 1, "--workdir", "work", cwd=tmp_path)
     assert promoted["to"] == "1"
+    options = ("--format", "model-card", "-o", "card.md", "--workdir", "work")
+    answer("export", "orders-reward@champion", *options, cwd=tmp_path)
+    assert "\npipeline_tag: text-classification\n" in (tmp_path / "card.md").read_text()
 
 
 @pytest.mark.stress

@@ -63,7 +63,7 @@ def _render_metadata(facts: VersionFacts) -> str:
     on_test_rows = (facts.evaluation.get("measured") or {}).get("held_out") or {}
     results = [
         EvalResult(
-            task_type="text-generation",
+            task_type=facts.task,
             dataset_type=score.task,
             dataset_name=f"{facts.data_name}, {score.task}" if score.task in on_test_rows else score.task,
             dataset_revision=(tasks.get(score.task) or {}).get("items_sha256"),
@@ -90,7 +90,7 @@ def _render_metadata(facts: VersionFacts) -> str:
         library_name=("transformers" if is_whole else "peft") if adaptation else None,
         license="other" if len(licences) > 1 else licences[0],
         license_name=facts.base_licence if len(licences) > 1 else None,
-        pipeline_tag="text-generation",
+        pipeline_tag=facts.task,
         tags=["tuneline"],
     )
     return str(data.to_yaml()).strip()

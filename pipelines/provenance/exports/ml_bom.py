@@ -143,7 +143,7 @@ def _describe_model(facts: VersionFacts) -> JSONObject:
     recipe, training = facts.get_config("model"), facts.get_summary("model")
     datasets = dict.fromkeys(_get_ref(link) for link in facts.chain if link.kind == "dataset" and link.sha256)
     parameters: JSONObject = {
-        "task": "text-generation",
+        "task": facts.task,
         "architectureFamily": facts.architecture.get("model_type", UNKNOWN),
         "modelArchitecture": ", ".join(facts.architecture.get("architectures") or [UNKNOWN]),
         "datasets": [{"ref": ref} for ref in datasets],

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
-from components.common.artifacts.artifact_folder import Artifact
+from components.common.artifacts.artifact_folder import REWARD_MODEL, Artifact
 from components.common.cost import stage_cost
 from components.common.models.model_loading import LocalBaseModel
 from components.fine_tuning import model_card
@@ -62,6 +62,13 @@ class VersionFacts:
         """Return the verified artifact of a kind, or None."""
         link = self.find_link(kind)
         return link.artifact if link else None
+
+    @property
+    def task(self) -> str:
+        """The task of the model in the terms of the Hugging Face hub."""
+        model = self.find_artifact("model")
+        is_reward_model = model is not None and model.manifest.kind == REWARD_MODEL
+        return "text-classification" if is_reward_model else "text-generation"
 
     def find_file(self, kind: str, name: str) -> Path | None:
         """Return a file of a verified artifact; None if the manifest, and therefore the verification, omits the file."""

@@ -177,6 +177,9 @@ def test_objective_selects_tasks_and_gate_until_they_are_set() -> None:
     assert (config.evaluation.suite, config.evaluation.max_items) == ("none", 50)
     assert {rule.metric for rule in config.evaluation.gate} == {"reward.accuracy"}
     check_consistency(config)
+    assert repr(Customization.model_validate({"fine_tuning": {"objective": "reward"}})) == (
+        "Customization(fine_tuning={'objective': 'reward'})"
+    )
     config.set("fine_tuning.objective", "dpo")
     assert config.evaluation.tasks[0].kind == "held_out"
     assert config.evaluation.suite == "default"
