@@ -94,7 +94,7 @@ def _change_settings(config: C, changes: dict[str, str]) -> C:
     return config.model_copy(update={"distillation": config.distillation.model_copy(update=changes)})
 
 
-def distil_tokens(base: type[Trainer], samples_path: Path) -> type[Trainer]:
+def distill_tokens(base: type[Trainer], samples_path: Path) -> type[Trainer]:
     """Return a subclass of TRL's distillation trainer for tokenized prompts, which validates on answers without sampling.
 
     Args:

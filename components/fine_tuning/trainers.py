@@ -38,7 +38,7 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int, sam
     if config.objective_spec.has_rewards:
         base = rollout_trainer.score_rollouts(base, config, samples_path)
     elif config.objective_spec.has_teacher:
-        base = distillation.distil_tokens(base, samples_path)
+        base = distillation.distill_tokens(base, samples_path)
     if config.objective_spec.generates:
         order_options = {"answers": config.answers_per_prompt, "repeats": config.gradient_accumulation_steps}
     lengths, validation = splits.train.lengths, splits.validation.counts

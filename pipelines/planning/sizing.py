@@ -24,6 +24,7 @@ GIB = 2**30
 Json = dict[str, Any]
 ADAPTATIONS = ("full", "lora", "qlora", "p_tuning")
 OBJECTIVES = ("sft", "dpo", "kto", "orpo", "simpo", "grpo")
+GENERATING_OBJECTIVES = ("grpo", "distill")
 REFERENCE_OBJECTIVES = ("dpo", "kto", "grpo")  # the loss compares with the model before the training
 DEFAULT_LENGTH = 2048
 MICRO_BATCHES = (16, 8, 4, 2, 1)
@@ -111,7 +112,7 @@ class SizingRequest:
     @property
     def sequences(self) -> int:
         """Sequences per row: a preference row has two answers, and KTO adds a completion of another row."""
-        return 1 if self.objective in ("sft", "grpo") else 2
+        return 1 if self.objective in ("sft", *GENERATING_OBJECTIVES) else 2
 
     @property
     def has_reference(self) -> bool:
@@ -288,6 +289,7 @@ def _measure_plan(
         masked_attention=request.on_gpu
         and (has_pairs if request.masked_attention is None else request.masked_attention),
         whole_logits=has_pairs,
+        logit_bytes=0.0 if request.objective == "reward" else None,  # one number for a row
         offload=request.offload,
         reference=request.has_reference and request.adapter is None and not request.precomputes_reference,
         layout=layout,
@@ -332,7 +334,7 @@ def _estimate_hours(
 ) -> dict[str, float] | None:
     if rates is None or request.epoch_tokens is None:
         return None
-    training_share = 1 - request.generation_share if request.objective == "grpo" else 1.0
+    training_share = 1 - request.generation_share if request.objective in GENERATING_OBJECTIVES else 1.0
     tokens = request.epoch_tokens * request.epochs
     return {case: tokens / (rate * plan.gpus) / 3600 / training_share for case, rate in rates.items()}
 
@@ -378,7 +380,7 @@ def _list_assumptions(request: SizingRequest, plan: TrainingPlan) -> list[str]:
         assumptions.append(f"rows have {request.length:,} tokens")
     if request.adapter is not None:
         assumptions.append("published models are stored merged, with all weights in 16 bits")
-    if request.objective == "grpo":
+    if request.objective in GENERATING_OBJECTIVES:
         assumptions.append(
             f"generation takes {request.generation_share:.0%} of the time; the GPUs of a rollout engine are not included"
         )

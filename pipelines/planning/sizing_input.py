@@ -136,13 +136,16 @@ def build_request(
     if config.max_length:
         recipe["length"] = config.max_length
     if objectives.OBJECTIVES[objective].generates and not options.get("objective"):
-        answers, tokens = config.grpo.answers_per_prompt, config.grpo.max_answer_tokens
+        answers, tokens = config.answers_per_prompt, config.max_answer_tokens
         recipe |= {
             "micro_batch": (config.micro_batch_size or 1) * answers,
             "global_batch": recipe["global_batch"] * answers,
         }
         recipe["length"] = (config.max_length or DEFAULT_LENGTH) + tokens
-        assumptions.append(f"each prompt has {answers} answers of {tokens:,} tokens")
+        number = f"{answers} answers" if answers > 1 else "one answer"
+        assumptions.append(f"each prompt has {number} of {tokens:,} tokens")
+        if config.distillation.teacher or any(reward.model for reward in config.grpo.rewards):
+            assumptions.append("the memory and the work of a teacher and of reward models are not included")
         if rows := options.get("rows"):
             options["rows"] = rows * answers
     given = {name: value for name, value in options.items() if value is not None}

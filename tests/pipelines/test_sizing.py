@@ -184,6 +184,17 @@ def test_generation_of_grpo_lengthens_the_training() -> None:
     assert most == pytest.approx(2 * half, rel=0.02)
 
 
+def test_reward_models_hold_no_logits_and_distillation_counts_one_answer() -> None:
+    job = ("--model", "llama-3.1-8b", "--gpu", "h200:8", *TOKENS, "--micro-batch", 1, "--recomputation", "on")
+    pairs, scores = (size(*job, "--set", f"fine_tuning.objective={name}") for name in ("orpo", "reward"))
+    assert scores["memory"]["logits"] == 0 < pairs["memory"]["logits"]
+    assert "tokens are counted for both answers" in scores["assumptions"]
+    settings = "fine_tuning.distillation={teacher: /teacher, max_answer_tokens: 100}"
+    distilled = size(*job, "--set", "fine_tuning.objective=distill", "--set", settings)
+    assert "each prompt has one answer of 100 tokens" in distilled["assumptions"]
+    assert "the memory and the work of a teacher and of reward models are not included" in distilled["assumptions"]
+
+
 @pytest.mark.parametrize("objective", ["orpo", "simpo"])
 def test_objectives_without_reference_model_take_less_memory_and_time(objective: str) -> None:
     job = ("--model", "llama-3.1-8b", "--gpu", "h200:8", *TOKENS, "--micro-batch", 1, "--recomputation", "on")
