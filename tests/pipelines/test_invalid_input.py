@@ -1313,6 +1313,27 @@ MODEL_ERRORS = {
     "fine_tuning.base_model: … contains adapter_config.json, which refers to another base model": ("configuration", 2),
     "fine_tuning.base_model: the adapter of type … in … cannot be merged into its base model": ("configuration", 2),
     "… tunes the model of …, whose adaptation … cannot be merged into a base model": ("configuration", 2),
+    "fine_tuning.grpo.rewards[…].model: … is not a reward model": ("configuration", 2),
+    "fine_tuning.grpo.rewards[…].model: the tokenizer or chat template of … differs from that of the base model": (
+        "configuration",
+        2,
+    ),
+    "fine_tuning.grpo.rewards has a reward with model previous, and no customization before it trains a reward model": (
+        "configuration",
+        2,
+    ),
+    "fine_tuning.distillation.teacher: … has …; the loss compares the probabilities of equal tokens": (
+        "configuration",
+        2,
+    ),
+    "… is a reward model, which cannot be tuned further: it does not predict tokens": ("configuration", 2),
+    "the model in … is a reward model, which scores answers and does not write any": ("usage", 2),
+    "evaluation: the task … of kind … cannot measure a reward model, which neither answers nor predicts tokens": (
+        "configuration",
+        2,
+    ),
+    "evaluation: the task … of kind reward measures reward models only": ("configuration", 2),
+    "the champion of … is a …, with which objective … cannot be compared": ("configuration", 2),
     "fine_tuning.initial_adapter: … is not a tuned model with an adapter": ("configuration", 2),
     "fine_tuning.initial_adapter: the base model of … has the digest …; expected that of fine_tuning.base_model, …": (
         "configuration",
