@@ -12,7 +12,7 @@ from components.common.runtime.errors import ArtifactDamagedError, Configuration
 from components.fine_tuning.config import PREVIOUS, FineTuningConfig
 
 C = TypeVar("C", bound=FineTuningConfig)
-REWARD_INPUT = "scoring_model"  # kind of the input in the manifest of a model that was trained with a reward model
+REWARD_INPUT = "rewarding_model"  # kind of the input in the manifest of a model that was trained with a reward model
 
 
 def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict[int, Artifact]:

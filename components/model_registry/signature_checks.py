@@ -25,7 +25,7 @@ ATTESTED_KINDS = (
     "model",
     "reward_model",
     "initial_adapter",
-    "scoring_model",
+    "rewarding_model",
     "evaluation",
     "repository",
 )  # inputs that steps produced

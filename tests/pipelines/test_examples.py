@@ -187,7 +187,7 @@ def test_rlhf_chain_rewards_answers_with_the_reward_model_of_its_second_step(mod
     manifests = [json.loads(Path(step["artifacts"]["model"], "manifest.json").read_text()) for step in (reward, rlhf)]
     assert manifests[0]["schema"].startswith("tuneline/reward_model/")
     inputs = {source["kind"]: source["content_sha256"] for source in manifests[1]["inputs"]}
-    assert inputs["scoring_model"] == manifests[0]["content_sha256"]
+    assert inputs["rewarding_model"] == manifests[0]["content_sha256"]
     log = Path(rlhf["artifacts"]["model"], "training.jsonl").read_text().splitlines()
     assert all(0 < json.loads(line)["reward_reward_model"] < 1 for line in log if "train_loss" in line)
     lineage = answer("lineage", "orders-rlhf@candidate", "--workdir", "work", cwd=tmp_path)

@@ -14,7 +14,7 @@ from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 
 UNTUNED_PREFIXES = ("embedded:", "hf://")  # of the sources of base models that tuneline did not tune
-ANCESTOR_KINDS = ("model", "base_model", "initial_adapter", "scoring_model", "teacher")
+ANCESTOR_KINDS = ("model", "base_model", "initial_adapter", "rewarding_model", "teacher")
 
 
 @dataclass(frozen=True)
