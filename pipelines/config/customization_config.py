@@ -185,6 +185,23 @@ class Customization(BaseModel):
         values: Values = self.model_dump(exclude_unset=True, warnings=False)
         return {name: _convert_paths(value) for name, value in values.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _add_reward_task(cls, values: Any) -> Any:
+        """Add the task of a reward model to an evaluation that sets no tasks, so that its gate can use the task's metrics."""
+        tuning, evaluation = (
+            (values.get(name) for name in ("fine_tuning", "evaluation")) if isinstance(values, dict) else (None, None)
+        )
+        if not (isinstance(tuning, dict) and isinstance(evaluation, dict)) or tuning.get("objective") != "reward":
+            return values
+        if (
+            "tasks" in evaluation
+            or evaluation.get("suite", "none") != "none"
+            or not {"gate", "suite"} & evaluation.keys()
+        ):
+            return values
+        return {**values, "evaluation": {**evaluation, "tasks": [{"kind": "reward"}], "suite": "none"}}
+
     @model_validator(mode="after")
     def share_values(self) -> Customization:
         """Copy fine-tuning's values to the sections that use them, unless these set their own."""

@@ -8,7 +8,7 @@ import pytest
 
 from components.common.runtime.errors import ConfigurationError, TunelineError, UsageError
 from components.common.runtime.validation_errors import KEYS_OF_OTHER_TOOLS
-from pipelines.config.customization_config import Customization, check_consistency, load_customization
+from pipelines.config.customization_config import Customization, check_consistency, load_customization, parse_values
 
 
 def get_error_message(*overrides: str, file: Path | None = None) -> str:
@@ -270,3 +270,14 @@ def test_settings_that_do_not_fit_a_server_are_refused_without_a_connection(sett
 )
 def test_packageable_configuration_is_accepted(overrides: list[str]) -> None:
     check_consistency(load_customization(None, overrides))
+
+
+def test_gate_on_rewards_requires_no_task_list() -> None:
+    rule = {"metric": "reward.accuracy", "against": 0.5, "min_gain": 0.1}
+    reward = {"fine_tuning": {"objective": "reward"}}
+    for evaluation in ({"gate": [rule]}, {"suite": "none"}):
+        config = parse_values({**reward, "evaluation": evaluation}, "test").evaluation
+        assert ([task.kind for task in config.tasks], config.suite) == (["reward"], "none")
+    assert parse_values(reward, "test").evaluation.tasks[0].kind == "reward"
+    with pytest.raises(ConfigurationError, match=r"no task measures reward\.accuracy"):
+        parse_values({"evaluation": {"gate": [rule]}}, "test")
