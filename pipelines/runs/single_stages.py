@@ -82,7 +82,9 @@ def finetune_dataset(
     reporter.step("reading the dataset")
     from components.fine_tuning.sweep import tune
 
-    with artifact_store.keep_paths_in_use(dataset, customization.fine_tuning.base_model):
+    tuning = customization.fine_tuning
+    others = [tuning.initial_adapter, tuning.distillation.teacher, *(reward.model for reward in tuning.grpo.rewards)]
+    with artifact_store.keep_paths_in_use(dataset, tuning.base_model, *filter(None, others)):
         model = tune(
             artifact_folder.read(dataset, "dataset"),
             output.absolute(),
