@@ -29,7 +29,7 @@ from components.evaluation.tasks.answer_checks import AnswerChecksTask
 from components.evaluation.tasks.base_task import AnyTask
 
 STAGE = "evaluation"
-INCUMBENT_KIND_HINT = "Register reward models under a name of their own: set model_registry.name."
+INCUMBENT_KIND_HINT = "Register reward models under a separate name: set model_registry.name."
 PAYLOAD_FILES = ("evaluation.json", "predictions.parquet")
 
 

@@ -10,7 +10,7 @@ from components.common.models import model_loading
 from components.common.models.model_loading import LocalBaseModel
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
-from components.fine_tuning import rollout_trainer
+from components.fine_tuning import model_support, rollout_trainer
 from components.fine_tuning.config import FineTuningConfig
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def resolve_teacher(config: FineTuningConfig, student: Path, reporter: Reporter)
         reporter: Receives progress.
 
     Raises:
-        ConfigurationError: the teacher is not available, or has another vocabulary than the base model.
+        ConfigurationError: the teacher is not available, has another vocabulary than the base model, or has too short a context.
         ArtifactDamagedError: its digest is not the one that the recipe requires.
     """
     settings = config.distillation
@@ -43,6 +43,7 @@ def resolve_teacher(config: FineTuningConfig, student: Path, reporter: Reporter)
         (model_loading.load_tokenizer(path), model_loading.load_configuration(path)) for path in (teacher.path, student)
     ]
     check_vocabulary(settings.teacher, *models[0], *models[1])
+    model_support.check_context(config, models[0][1], TEACHER_KEY, settings.teacher)
     return teacher
 
 

@@ -74,6 +74,7 @@ def check_model(config: FineTuningConfig, model_config: PretrainedConfig) -> Non
         ConfigurationError: the class cannot; the hint is the nearest setting that works.
     """
     model_class = find_class(model_config)
+    _check_reward_class(config, model_config)
     kernels = list_attention_kernels(model_class)
     if config.attention != "auto" and config.attention not in kernels:
         raise ConfigurationError(
@@ -90,6 +91,33 @@ def check_model(config: FineTuningConfig, model_config: PretrainedConfig) -> Non
     context_extension.check_rotation(config, outline)
     if OPTIMIZERS[config.optimizer].trains_matrices:
         muon.check_share(outline)
+
+
+def check_context(config: FineTuningConfig, model_config: PretrainedConfig, key: str, source: str) -> None:
+    """Check that a frozen model can read the recipe's longest row with a generated answer; without max_length, do nothing.
+
+    Raises:
+        ConfigurationError: `key` names a model whose context is shorter.
+    """
+    context = getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
+    longest = (config.max_length or 0) + config.max_answer_tokens
+    if context and config.max_length and longest > context:
+        raise ConfigurationError(
+            f"{key}: the context of {source} is {context:,} tokens; rows of fine_tuning.max_length with an answer have "
+            f"up to {longest:,}",
+            hint=f"Set fine_tuning.max_length to at most {context - config.max_answer_tokens}, or choose another model.",
+        )
+
+
+def _check_reward_class(config: FineTuningConfig, model_config: PretrainedConfig) -> None:
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    if config.objective_spec.scores_answers and type(model_config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ConfigurationError(
+            f"fine_tuning.objective: transformers has no class with an output layer for rewards with model_type "
+            f"{model_config.model_type}",
+            hint="Choose a model with a class whose name ends in ForSequenceClassification, such as Llama or Qwen.",
+        )
 
 
 def _explain_leak(model_class: type[PreTrainedModel], model_config: PretrainedConfig) -> str:

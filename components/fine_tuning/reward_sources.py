@@ -9,6 +9,7 @@ from typing import TypeVar
 from components.common.artifacts.artifact_folder import REWARD_MODEL, Artifact
 from components.common.models import model_loading
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError
+from components.fine_tuning import model_support
 from components.fine_tuning.config import PREVIOUS, FineTuningConfig
 
 C = TypeVar("C", bound=FineTuningConfig)
@@ -24,7 +25,7 @@ def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict
 
     Raises:
         ConfigurationError: a source is not a reward model, or its tokenizer or chat template differs from that of the base
-            model.
+            model, or its context is too short.
         ArtifactDamagedError: a file has changed, or the digest is not the one that the recipe requires.
     """
     opened: dict[int, Artifact] = {}
@@ -53,6 +54,8 @@ def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict
                 f"{key}: the tokenizer or chat template of {entry.model} differs from that of the base model",
                 hint="Train the reward model from a base model with the same tokenizer.",
             )
+        weights = model_loading.open_model_artifact(artifact, accepts_reward_models=True).weights
+        model_support.check_context(config, model_loading.load_configuration(weights), key, entry.model)
         opened[number] = artifact
     return opened
 
@@ -65,6 +68,12 @@ def pin_reward_models(config: C, opened: Mapping[int, Artifact]) -> C:
 def locate_reward_models(config: C, opened: Mapping[int, Artifact]) -> C:
     """Return the recipe with the folders of its reward models as their sources."""
     return _change_rewards(config, {number: {"model": str(artifact.path)} for number, artifact in opened.items()})
+
+
+def list_bases(opened: Mapping[int, Artifact]) -> dict[str, str]:
+    """Return the folders of the base models, which are resolved and verified, by the folders of the reward models."""
+    models = [model_loading.open_model_artifact(artifact, accepts_reward_models=True) for artifact in opened.values()]
+    return {str(artifact.path): str(model.base.path) for artifact, model in zip(opened.values(), models, strict=True)}
 
 
 def replace_previous(config: C, source: str) -> C:

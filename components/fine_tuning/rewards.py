@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from components.common.answer_metrics import json_answers, numeric_answers, repetition, squad_metrics
+from components.common.runtime.errors import TrainingError
 
 if TYPE_CHECKING:
     from components.fine_tuning.config import RewardConfig
@@ -160,40 +163,55 @@ def normalize_weights(entries: Sequence[RewardConfig]) -> list[float]:
     return [entry.weight / total for entry in entries]
 
 
-def build_rewards(entries: Sequence[RewardConfig]) -> list[WeightedReward]:
+def build_rewards(
+    entries: Sequence[RewardConfig], reward_bases: Mapping[str, str] = MappingProxyType({})
+) -> list[WeightedReward]:
     """Return the rewards, with weights that sum to 1. Reward models are loaded from their folders.
+
+    Args:
+        entries: The entries of `grpo.rewards`.
+        reward_bases: Folders of the base models of reward models, by the folders of the reward models. A base model that
+            is not listed is resolved from the manifest.
 
     Raises:
         ConfigurationError: a JSON schema is invalid, or a reward model cannot be loaded.
     """
     return [
-        WeightedReward(name, weight, _build_scorer(entry))
+        WeightedReward(name, weight, _build_scorer(entry, reward_bases))
         for name, weight, entry in zip(name_rewards(entries), normalize_weights(entries), entries, strict=True)
     ]
 
 
-def _build_scorer(entry: RewardConfig) -> Scorer:
+def _build_scorer(entry: RewardConfig, reward_bases: Mapping[str, str]) -> Scorer:
     build = REWARDS[entry.kind].build
     if build is None:
-        return _load_reward_model(str(entry.model))
+        base = reward_bases.get(str(entry.model))
+        return _load_reward_model(str(entry.model), Path(base) if base else None)
     check = build(entry)
     return lambda rollouts: [check(rollout) for rollout in rollouts]
 
 
-def _load_reward_model(folder: str) -> Scorer:
+def _load_reward_model(folder: str, base: Path | None = None) -> Scorer:
     """Return a scorer of the reward model in a folder.
 
     Its rewards are centered at 0, so that in the Bradley–Terry model σ(reward) is the probability that an answer is
     preferred to one with the mean reward.
     """
+    from components.common.artifacts import artifact_folder
     from components.common.models import model_loading, reward_models
 
-    opened = model_loading.open_model(folder, accepts_reward_models=True)
+    artifact = artifact_folder.read(Path(folder), artifact_folder.REWARD_MODEL)
+    opened = model_loading.open_model_artifact(artifact, accepts_reward_models=True, base_folder=base)
     model = reward_models.load_reward_model(opened, model_loading.load_tokenizer(opened.tokenizer))
 
     def score(rollouts: Sequence[Rollout]) -> list[float]:
         conversations = [rollout.tokens for rollout in rollouts]
         rewards = reward_models.compute_rewards(model, conversations, REWARD_BATCH_TOKENS)
+        if invalid := sum(not math.isfinite(reward) for reward in rewards):
+            raise TrainingError(
+                f"{invalid} of {len(rewards)} rewards of the reward model in {folder} are not finite",
+                hint="Train the reward model again with a lower fine_tuning.learning_rate.",
+            )
         return [0.5 * (1 + math.tanh(reward / 2)) for reward in rewards]  # σ without an overflow
 
     return score

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,17 +72,20 @@ def generate_from_tokens(base: type[Trainer]) -> type[Trainer]:
     return TokenTrainer
 
 
-def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path) -> type[Trainer]:
+def score_rollouts(
+    base: type[Trainer], config: Recipe, samples_path: Path, reward_bases: Mapping[str, str]
+) -> type[Trainer]:
     """Return a subclass of TRL's GRPO trainer for tokenized prompts, whose validation loss is 1 − the mean reward.
 
     Args:
         base: TRL's trainer.
         config: The recipe.
         samples_path: Log of the answers to the first validation prompts.
+        reward_bases: See `rewards.build_rewards`.
     """
     import torch
 
-    weighted = rewards.build_rewards(config.grpo.rewards)
+    weighted = rewards.build_rewards(config.grpo.rewards, reward_bases)
 
     generating = generate_from_tokens(base)
 

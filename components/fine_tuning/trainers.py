@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from components.fine_tuning import batch_order, distillation, muon, reference_free_trainer, rollout_trainer, sharding
@@ -24,8 +26,17 @@ if TYPE_CHECKING:
 Batch = dict[str, "torch.Tensor"]
 
 
-def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int, samples_path: Path) -> type[Trainer]:
-    """Return a subclass of the objective's TRL trainer for these splits; rollouts are logged to `samples_path`."""
+def build_trainer_class(
+    config: Recipe,
+    splits: TokenizedDataset,
+    seed: int,
+    samples_path: Path,
+    reward_bases: Mapping[str, str] = MappingProxyType({}),
+) -> type[Trainer]:
+    """Return a subclass of the objective's TRL trainer for these splits; rollouts are logged to `samples_path`.
+
+    For `reward_bases` see `rewards.build_rewards`.
+    """
     import torch
     import transformers
     import trl
@@ -36,7 +47,7 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int, sam
         base = reference_free_trainer.remove_reference(base, pair_loss, config.preference)
     order_options: dict[str, int] = {}
     if config.objective_spec.has_rewards:
-        base = rollout_trainer.score_rollouts(base, config, samples_path)
+        base = rollout_trainer.score_rollouts(base, config, samples_path, reward_bases)
     elif config.objective_spec.has_teacher:
         base = distillation.distill_tokens(base, samples_path)
     if config.objective_spec.generates:

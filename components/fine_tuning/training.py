@@ -58,6 +58,7 @@ class TrainingJob:
     """Inputs of a training run, serializable for another process.
 
     `tokens`, `state`, `output` and `initial_adapter` are paths of folders. `budget` is the result of `BudgetClock.dump`.
+    `reward_bases` has the folder of the base model of each reward model by the folder of the reward model.
     """
 
     base_path: str
@@ -70,6 +71,7 @@ class TrainingJob:
     output: str
     initial_adapter: str = ""
     budget: dict[str, Any] = field(default_factory=dict)
+    reward_bases: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -447,7 +449,7 @@ def _build_trainer(
         options["data_collator"] = trainers.build_collator(config, tokenizer)
     samples_path = Path(job.state) / sample_answers.SAMPLES_FILENAME
     with adapters.explain_target_errors(model, config):
-        trainer = trainers.build_trainer_class(config, splits, job.seed, samples_path)(
+        trainer = trainers.build_trainer_class(config, splits, job.seed, samples_path, job.reward_bases)(
             model=model,
             args=arguments,
             train_dataset=splits.train.dataset,

@@ -118,9 +118,10 @@ def _format_estimate(result: dict[str, Any]) -> list[str]:
 
 
 def _check_inputs(customization: Customization, work: Workdir, reporter: Reporter) -> None:
-    """Check sources, base model and evaluation tasks of a later run, which would otherwise be checked after the first training run."""
+    """Check sources, models and evaluation tasks of a later run, which would otherwise be checked after the first training run."""
     from components.common.models import model_loading
     from components.fine_tuning import model_support
+    from pipelines.planning import dry_run
     from pipelines.steps import curation_inputs, input_resolution
 
     curation_inputs.list_inputs(customization, work, reporter)
@@ -129,6 +130,7 @@ def _check_inputs(customization: Customization, work: Workdir, reporter: Reporte
         model_loading.check_base_model(outline.base)
     for recipe in customization.fine_tuning.recipes.values():
         model_support.check_model(recipe, outline.config)
+    dry_run.check_training_models(customization, outline)
     input_resolution.check_evaluation_tasks(customization, lambda: (outline.tokenizer, outline.config), reporter)
 
 

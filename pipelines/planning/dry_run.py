@@ -62,7 +62,7 @@ from components.fine_tuning import (
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import PREVIOUS, FineTuningConfig, Recipe
 from components.fine_tuning.mixing import MAX_SHOWN_SOURCES, MixingSettings, SourceShare
-from components.fine_tuning.model_support import check_model
+from components.fine_tuning.model_support import check_context, check_model
 from components.fine_tuning.recipe_defaults import (
     MAX_SAMPLED_ROWS,
     CompletedRecipe,
@@ -378,7 +378,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
             base_sha256 = outline.base.sha256 if outline.base else None
             initial_sha256 = find_initial_adapter(config, base_sha256, outline.config)
-            config = _check_training_models(config, outline)
+            config = check_training_models(config, outline)
             workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
             _check_services(config, workdir, inputs, reporter)
             repository = curation_inputs.repository_root(config, workdir, scratch)
@@ -468,7 +468,7 @@ def _count_tokens(
     return completed, tokens, examples_by_source
 
 
-def _check_training_models(config: Customization, outline: ModelOutline) -> Customization:
+def check_training_models(config: Customization, outline: ModelOutline) -> Customization:
     """Check the teacher and the reward models, and return the customization with their digests.
 
     The digest of a teacher that is not on this machine stays unknown, as does a reward model that an earlier customization
@@ -483,6 +483,7 @@ def _check_training_models(config: Customization, outline: ModelOutline) -> Cust
         with model_loading.replace_error_key(distillation.TEACHER_KEY):
             teacher = model_loading.load_outline(source)
         distillation.check_vocabulary(source, teacher.tokenizer, teacher.config, outline.tokenizer, outline.config)
+        check_context(tuning, teacher.config, distillation.TEACHER_KEY, source)
         tuning = distillation.pin_teacher(tuning, teacher.base)
     return config.model_copy(update={"fine_tuning": tuning})
 

@@ -302,11 +302,12 @@ def _check_incumbent_kind(config: Customization, workdir: Workdir, incumbent: st
     """Raise ConfigurationError if one of candidate and incumbent is a reward model, and the other is not."""
     manifest = artifact_store.read_manifest(workdir.store, incumbent) if incumbent else None
     is_reward_model = config.fine_tuning.objective_spec.scores_answers
+    names = {"model": "language model", REWARD_MODEL: "reward model"}
     if manifest and (manifest.kind == REWARD_MODEL) != is_reward_model:
         raise ConfigurationError(
-            f"the champion of {config.model_registry.name} is a {manifest.kind.replace('_', ' ')}, with which objective "
-            f"{config.fine_tuning.objective} cannot be compared",
-            hint="Register reward models under a name of their own: set model_registry.name.",
+            f"the champion of {config.model_registry.name} is a {names[manifest.kind]}; objective "
+            f"{config.fine_tuning.objective} trains a {names[REWARD_MODEL if is_reward_model else 'model']}",
+            hint="Register reward models under a separate name: set model_registry.name.",
         )
 
 

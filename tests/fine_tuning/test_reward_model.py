@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, GPTNeoXConfig, GPTNeoXForCausalLM, GraniteConfig
 
 from components.common.artifacts.artifact_folder import REWARD_MODEL, Artifact
 from components.common.models import model_loading, reward_models
-from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, UsageError
-from components.fine_tuning import reward_sources, rewards
+from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, TrainingError, UsageError
+from components.data_curation.quality_scoring import perplexity
+from components.fine_tuning import model_support, reward_sources, rewards
 from components.fine_tuning.config import RewardConfig
 from components.fine_tuning.rewards import Rollout
 from components.fine_tuning.stage import finetune
+from components.model_registry import signature_checks
+from pipelines.provenance import erasure_search
 from tests.datasets import dataset_of, small_dataset
 from tests.fine_tuning.recipes import REQUIRED_SETTINGS, recipe
 from tests.fine_tuning.test_recipes import interrupt_at_step_four
@@ -115,8 +118,68 @@ def test_reward_model_is_refused_where_answers_are_needed(trained: dict[str, Art
     with pytest.raises(UsageError, match="is a reward model, which scores answers and does not write any"):
         model_loading.open_model(trained["lora"].path)
     for artifact in trained.values():
-        with pytest.raises(ConfigurationError, match="is a reward model, which cannot be tuned further"):
+        with pytest.raises(ConfigurationError, match="is a reward model, which does not predict tokens"):
             model_loading.resolve_base_model(str(artifact.path))
+
+
+def test_class_without_reward_head_is_refused(tiny: Path) -> None:
+    config = recipe(tiny, objective="reward")
+    with pytest.raises(ConfigurationError, match="no class with an output layer for rewards with model_type granite"):
+        model_support.check_model(config, GraniteConfig())
+    model_support.check_model(recipe(tiny), GraniteConfig(num_hidden_layers=1))
+
+
+def test_output_layer_of_another_name_is_dropped(tmp_path: Path) -> None:
+    shape = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    GPTNeoXForCausalLM(GPTNeoXConfig(**shape)).save_pretrained(tmp_path)
+    loaded = model_loading._load_weights(tmp_path, has_reward_head=True)
+    assert not loaded.score.weight.any()
+
+
+def test_rewards_that_are_not_finite_end_the_training(
+    trained: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward_models, "compute_rewards", lambda *_: [0.5, float("nan")])
+    scorer = rewards._load_reward_model(str(trained["full"].path))
+    with pytest.raises(TrainingError, match=r"1 of 2 rewards of the reward model in .* are not finite"):
+        scorer([Rollout("a", "a", "a", (1,)), Rollout("b", "b", "b", (2,))])
+
+
+def test_training_process_reads_the_base_of_a_reward_model_from_its_folder(
+    trained: dict[str, Artifact], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base,) = reward_sources.list_bases({0: trained["lora"]}).values()
+    assert Path(base) == tiny
+    expected = rewards._load_reward_model(str(trained["lora"].path))([Rollout("a", "a", "a", (5, 6))])
+    # The process of a launcher has another environment, in which the URI in the manifest may mean nothing.
+    monkeypatch.setattr(
+        model_loading, "resolve_base_model", lambda *_: pytest.fail("the base model was resolved again")
+    )
+    scorer = rewards._load_reward_model(str(trained["lora"].path), Path(base))
+    assert scorer([Rollout("a", "a", "a", (5, 6))]) == expected
+
+
+def test_context_of_reward_model_must_hold_a_row_and_its_answer(trained: dict[str, Artifact], tiny: Path) -> None:
+    entry = {"kind": "reward_model", "model": str(trained["lora"].path)}
+    config = recipe(tiny, objective="grpo", grpo={"rewards": [entry]}, max_length=4096)
+    with pytest.raises(
+        ConfigurationError, match=r"rewards\[0\]\.model: the context of .* rows of fine_tuning.max_length"
+    ):
+        reward_sources.open_reward_models(config, tiny)
+
+
+def test_kind_of_a_rewarding_model_is_not_that_of_a_perplexity_model() -> None:
+    # A perplexity model is an unsigned base model to which a dataset is only compared.
+    assert reward_sources.REWARD_INPUT != perplexity.MODEL_KIND
+    assert reward_sources.REWARD_INPUT in signature_checks.ATTESTED_KINDS
+    assert perplexity.MODEL_KIND not in signature_checks.ATTESTED_KINDS
+    assert reward_sources.REWARD_INPUT not in erasure_search.COMPARISON_INPUT_KINDS
 
 
 @pytest.mark.parametrize(

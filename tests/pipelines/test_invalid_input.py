@@ -1326,14 +1326,20 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
-    "… is a reward model, which cannot be tuned further: it does not predict tokens": ("configuration", 2),
+    "fine_tuning.base_model: … is a reward model, which does not predict tokens": ("configuration", 2),
     "the model in … is a reward model, which scores answers and does not write any": ("usage", 2),
     "evaluation: the task … of kind … cannot measure a reward model, which neither answers nor predicts tokens": (
         "configuration",
         2,
     ),
     "evaluation: the task … of kind reward measures reward models only": ("configuration", 2),
-    "the champion of … is a …, with which objective … cannot be compared": ("configuration", 2),
+    "the champion of … is a …; objective … trains a …": ("configuration", 2),
+    "…: the context of … is … tokens; rows of fine_tuning.max_length with an answer have up to …": ("configuration", 2),
+    "fine_tuning.objective: transformers has no class with an output layer for rewards with model_type …": (
+        "configuration",
+        2,
+    ),
+    "… of … rewards of the reward model in … are not finite": ("training", 1),
     "fine_tuning.initial_adapter: … is not a tuned model with an adapter": ("configuration", 2),
     "fine_tuning.initial_adapter: the base model of … has the digest …; expected that of fine_tuning.base_model, …": (
         "configuration",

@@ -72,6 +72,8 @@ SOURCES_HINT = (
     f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout or of a tuned model, store:<sha256>, or "
     "hf://org/name@revision."
 )
+# Output layers for tokens in weight files; transformers renames that of GPT-NeoX only for causal language modeling.
+OUTPUT_LAYERS = ("lm_head.", "embed_out.")
 REWARD_HEAD = "score.weight"
 BASE_MODEL_KEY = "fine_tuning.base_model"  # begins every error about the source or the files of a base model
 STORE_STAGE = "models"  # part of the store's keys
@@ -284,14 +286,22 @@ def find_tuned_model(source: str, kind: str = "model") -> Artifact | None:
     if source.startswith(artifact_store.STORE_PREFIX):
         sha256, store = _parse_store_digest(source), Workdir.from_environment().store
         manifest = artifact_store.read_manifest(store, sha256)
+        if kind == "model" and manifest is not None:
+            _check_predicts_tokens(manifest.kind, source)
         is_tuned = manifest is not None and manifest.kind == kind
         return artifact_store.load_artifact(store, sha256, kind) if is_tuned else None
     if kind == "model" and _has_model_manifest(Path(source), artifact_folder.REWARD_MODEL):
+        _check_predicts_tokens(artifact_folder.REWARD_MODEL, source)
+    return artifact_folder.read(Path(source), kind) if _has_model_manifest(Path(source), kind) else None
+
+
+def _check_predicts_tokens(kind: str, source: str) -> None:
+    """Raise ConfigurationError for a reward model."""
+    if kind == artifact_folder.REWARD_MODEL:
         raise ConfigurationError(
-            f"{source} is a reward model, which cannot be tuned further: it does not predict tokens",
+            f"{BASE_MODEL_KEY}: {source} is a reward model, which does not predict tokens",
             hint="Choose its base model, or a model that was trained with an objective other than reward.",
         )
-    return artifact_folder.read(Path(source), kind) if _has_model_manifest(Path(source), kind) else None
 
 
 def _has_model_manifest(folder: Path, kind: str = "model") -> bool:
@@ -669,9 +679,19 @@ def open_model(
 
 
 def open_model_artifact(
-    artifact: Artifact, reporter: Reporter | None = None, *, accepts_reward_models: bool = False
+    artifact: Artifact,
+    reporter: Reporter | None = None,
+    *,
+    accepts_reward_models: bool = False,
+    base_folder: Path | None = None,
 ) -> LoadableModel:
     """Return a model artifact as a loadable model; resolve and verify its base model.
+
+    Args:
+        artifact: The model.
+        reporter: Receives progress.
+        accepts_reward_models: Return reward models also.
+        base_folder: Folder of the base model, if another process has resolved and verified it.
 
     Raises:
         UsageError: the model is a reward model, and `accepts_reward_models` is not set.
@@ -684,8 +704,11 @@ def open_model_artifact(
             hint="Choose a model that was trained with an objective other than reward.",
         )
     base_input = _get_base_input(artifact)
-    with replace_error_key(f"base model of {artifact.path}"):
-        base = resolve_base_model(base_input.uri, reporter, expected_sha256=base_input.content_sha256)
+    if base_folder:
+        base = LocalBaseModel(base_folder, base_input.content_sha256, base_input.uri)
+    else:
+        with replace_error_key(f"base model of {artifact.path}"):
+            base = resolve_base_model(base_input.uri, reporter, expected_sha256=base_input.content_sha256)
     adapter = artifact.path if (artifact.path / ADAPTER_CONFIG).exists() else None
     return LoadableModel(artifact.sha256, base, base.path if adapter else artifact.path, adapter, artifact)
 
@@ -811,7 +834,7 @@ def _load_weights(folder: Path, *, has_reward_head: bool = False, **options: Any
         info = {**info, "unexpected_keys": unexpected}
     if has_reward_head and REWARD_HEAD in info["missing_keys"]:
         loaded.score.weight.data.zero_()
-        unexpected = [name for name in info["unexpected_keys"] if not name.startswith("lm_head.")]
+        unexpected = [name for name in info["unexpected_keys"] if not name.startswith(OUTPUT_LAYERS)]
         missing = [name for name in info["missing_keys"] if name != REWARD_HEAD]
         info = {**info, "missing_keys": missing, "unexpected_keys": unexpected}
     weight_integrity.check_loaded_tensors(info, folder)
