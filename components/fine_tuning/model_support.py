@@ -89,6 +89,12 @@ def check_model(config: FineTuningConfig, model_config: PretrainedConfig) -> Non
         )
     outline = adapters.build_outline(context_extension.extend_context(config, model_config), config)
     context_extension.check_rotation(config, outline)
+    output_layer = outline.get_output_embeddings() if config.objective_spec.has_teacher else None
+    if hasattr(output_layer, "base_layer"):  # TRL computes the loss with the weights below the adapter
+        raise ConfigurationError(
+            "fine_tuning.lora.target_modules: objective distill cannot train an adapter of the output layer",
+            hint="Remove the output layer, such as lm_head, from fine_tuning.lora.target_modules.",
+        )
     if OPTIMIZERS[config.optimizer].trains_matrices:
         muon.check_share(outline)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError
-from components.fine_tuning import distillation, other_models
+from components.fine_tuning import distillation, model_support, other_models
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
 from tests.fine_tuning.recipes import recipe
@@ -100,6 +101,22 @@ def test_teacher_with_other_tokens_is_refused_before_training(
     pinned = {"teacher": str(teacher), "teacher_sha256": "0" * 64}
     with pytest.raises(ArtifactDamagedError, match="expected 000000000000"):
         distillation.resolve_teacher(recipe(tiny, objective="distill", distillation=pinned), tiny, NoteRecorder())
+
+
+def test_adapter_of_the_output_layer_is_refused(tiny: Path, teacher: Path) -> None:
+    model_config = model_loading.load_configuration(tiny)
+    for modules, is_refused in ((["q_proj"], False), (["q_proj", "lm_head"], True)):
+        options = {
+            "objective": "distill",
+            "distillation": {"teacher": str(teacher)},
+            "lora": {"target_modules": modules},
+        }
+        with (
+            pytest.raises(ConfigurationError, match="cannot train an adapter of the output layer")
+            if is_refused
+            else nullcontext()
+        ):
+            model_support.check_model(recipe(tiny, **options), model_config)
 
 
 def test_memory_of_the_teacher_is_counted(tiny: Path, teacher: Path) -> None:

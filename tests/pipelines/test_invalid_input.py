@@ -1335,6 +1335,10 @@ MODEL_ERRORS = {
     "evaluation: the task … of kind reward measures reward models only": ("configuration", 2),
     "the champion of … is a …; objective … trains a …": ("configuration", 2),
     "…: the context of … is … tokens; rows of fine_tuning.max_length with an answer have up to …": ("configuration", 2),
+    "fine_tuning.lora.target_modules: objective distill cannot train an adapter of the output layer": (
+        "configuration",
+        2,
+    ),
     "fine_tuning.objective: transformers has no class with an output layer for rewards with model_type …": (
         "configuration",
         2,
