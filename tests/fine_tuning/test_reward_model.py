@@ -122,6 +122,16 @@ def test_reward_model_is_refused_where_answers_are_needed(trained: dict[str, Art
             model_loading.resolve_base_model(str(artifact.path))
 
 
+@pytest.mark.parametrize("adaptation", ["lora", "full"])
+def test_rewards_in_bfloat16_have_the_resolution_of_float32(trained: dict[str, Artifact], adaptation: str) -> None:
+    opened = model_loading.open_model(trained[adaptation].path, accepts_reward_models=True)
+    tokenizer = model_loading.load_tokenizer(opened.tokenizer)
+    model = reward_models.load_reward_model(opened, tokenizer, torch.bfloat16)
+    assert next(model.parameters()).dtype == torch.bfloat16
+    computed = torch.tensor(reward_models.compute_rewards(model, CONVERSATIONS, 64))
+    assert not torch.equal(computed, computed.bfloat16().float())
+
+
 def test_class_without_reward_head_is_refused(tiny: Path) -> None:
     config = recipe(tiny, objective="reward")
     with pytest.raises(ConfigurationError, match="no class with an output layer for rewards with model_type granite"):

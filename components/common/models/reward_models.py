@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,25 @@ from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load_reward_model(model: LoadableModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Return a loaded reward model that finds the last token of a padded row by the tokenizer's padding token."""
-    loaded: PreTrainedModel = model_loading.load_model(model)
+def load_reward_model(
+    model: LoadableModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """Return a loaded reward model that finds the last token of a padded row by the tokenizer's padding token.
+
+    Its output layer computes in float32, as in training: in bfloat16, close rewards would be equal.
+
+    Args:
+        model: The reward model.
+        tokenizer: Its tokenizer.
+        dtype: See `model_loading.load_model`.
+    """
+    loaded: PreTrainedModel = model_loading.load_model(model, dtype=dtype)
+    (head,) = (module for name, module in loaded.named_modules() if re.fullmatch(r"(base_model\.model\.)?score", name))
+    head.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(), *inputs[1:]))
     loaded.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     return loaded
 
