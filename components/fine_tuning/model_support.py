@@ -120,9 +120,9 @@ def _check_reward_class(config: FineTuningConfig, model_config: PretrainedConfig
 
     if config.objective_spec.scores_answers and type(model_config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ConfigurationError(
-            f"fine_tuning.objective: transformers has no class with an output layer for rewards with model_type "
-            f"{model_config.model_type}",
-            hint="Choose a model with a class whose name ends in ForSequenceClassification, such as Llama or Qwen.",
+            f"fine_tuning.objective: transformers cannot give models of type {model_config.model_type} an output layer for "
+            "rewards",
+            hint="Choose a base model whose type has a class for sequence classification, such as Llama or Qwen.",
         )
 
 

@@ -23,8 +23,8 @@ def list_shapes(config: FineTuningConfig) -> list[ModelShape]:
         if source is None or source == PREVIOUS:
             continue
         reward_model = model_loading.find_tuned_model(source, REWARD_MODEL)
-        base = reward_model.manifest.find_input("base_model") if reward_model else None
-        model_config = model_loading.load_outline(base.uri if base else source).config
+        uri = model_loading.get_base_input(reward_model).uri if reward_model else source
+        model_config = model_loading.load_outline(uri).config
         parameters = training.count_parameters(model_config, FineTuningConfig(adaptation="full"))
         shapes.append(ModelShape.from_configuration(model_config, parameters))
     return shapes

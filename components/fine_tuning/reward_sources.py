@@ -9,6 +9,7 @@ from typing import TypeVar
 from components.common.artifacts.artifact_folder import REWARD_MODEL, Artifact
 from components.common.models import model_loading
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError
+from components.common.runtime.reporters import Reporter
 from components.fine_tuning import model_support
 from components.fine_tuning.config import PREVIOUS, FineTuningConfig
 
@@ -18,6 +19,8 @@ REWARD_INPUT = "rewarding_model"  # kind of the input in the manifest of a model
 
 def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict[int, Artifact]:
     """Return the reward models of a recipe by their positions in `grpo.rewards`, with every digest verified.
+
+    Does not fetch or merge their base models, which `resolve_bases` does.
 
     Args:
         config: The recipe.
@@ -54,8 +57,12 @@ def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict
                 f"{key}: the tokenizer or chat template of {entry.model} differs from that of the base model",
                 hint="Train the reward model from a base model with the same tokenizer.",
             )
-        weights = model_loading.open_model_artifact(artifact, accepts_reward_models=True).weights
-        model_support.check_context(config, model_loading.load_configuration(weights), key, entry.model)
+        if model_loading.is_adapter(artifact):
+            with model_loading.replace_error_key(key):
+                model_config = model_loading.load_outline(model_loading.get_base_input(artifact).uri).config
+        else:
+            model_config = model_loading.load_configuration(artifact.path)
+        model_support.check_context(config, model_config, key, entry.model)
         opened[number] = artifact
     return opened
 
@@ -70,10 +77,18 @@ def locate_reward_models(config: C, opened: Mapping[int, Artifact]) -> C:
     return _change_rewards(config, {number: {"model": str(artifact.path)} for number, artifact in opened.items()})
 
 
-def list_bases(opened: Mapping[int, Artifact]) -> dict[str, str]:
-    """Return the folders of the base models, which are resolved and verified, by the folders of the reward models."""
-    models = [model_loading.open_model_artifact(artifact, accepts_reward_models=True) for artifact in opened.values()]
-    return {str(artifact.path): str(model.base.path) for artifact, model in zip(opened.values(), models, strict=True)}
+def resolve_bases(opened: Mapping[int, Artifact], reporter: Reporter) -> dict[str, str]:
+    """Return the folders of the base models, with every digest verified, by the folders of the reward models.
+
+    Raises:
+        ConfigurationError: a base model is not available.
+        ArtifactDamagedError: a base model has changed.
+    """
+    bases = {}
+    for artifact in opened.values():
+        opened_model = model_loading.open_model_artifact(artifact, reporter, accepts_reward_models=True)
+        bases[str(artifact.path)] = str(opened_model.base.path)
+    return bases
 
 
 def replace_previous(config: C, source: str) -> C:

@@ -159,7 +159,7 @@ def finetune(
             output_path,
             adapter_path,
             budget.dump(peers) if budget else {},
-            reward_sources.list_bases(reward_models),
+            reward_sources.resolve_bases(reward_models, reporter),
         )
         with liveness.heartbeat(splits.folder):
             result = _train(job, recipe, tokenizer, reporter, launcher_settings, run)

@@ -26,6 +26,20 @@ if TYPE_CHECKING:
 Batch = dict[str, "torch.Tensor"]
 
 
+def _build_objective_class(config: Recipe, samples_path: Path, reward_bases: Mapping[str, str]) -> type[Trainer]:
+    """Return the objective's TRL trainer, with tuneline's losses, rewards and validation."""
+    import trl
+
+    base: type[Trainer] = getattr(trl, f"{config.objective_spec.trl_method}Trainer")
+    if pair_loss := config.objective_spec.pair_loss:
+        return reference_free_trainer.remove_reference(base, pair_loss, config.preference)
+    if config.objective_spec.has_rewards:
+        return rollout_trainer.score_rollouts(base, config, samples_path, reward_bases)
+    if config.objective_spec.has_teacher:
+        return distillation.distill_tokens(base, samples_path)
+    return base
+
+
 def build_trainer_class(
     config: Recipe,
     splits: TokenizedDataset,
@@ -39,17 +53,10 @@ def build_trainer_class(
     """
     import torch
     import transformers
-    import trl
     from transformers.trainer import SCHEDULER_NAME
 
-    base = getattr(trl, f"{config.objective_spec.trl_method}Trainer")
-    if pair_loss := config.objective_spec.pair_loss:
-        base = reference_free_trainer.remove_reference(base, pair_loss, config.preference)
+    base = _build_objective_class(config, samples_path, reward_bases)
     order_options: dict[str, int] = {}
-    if config.objective_spec.has_rewards:
-        base = rollout_trainer.score_rollouts(base, config, samples_path, reward_bases)
-    elif config.objective_spec.has_teacher:
-        base = distillation.distill_tokens(base, samples_path)
     if config.objective_spec.generates:
         order_options = {"answers": config.answers_per_prompt, "repeats": config.gradient_accumulation_steps}
     lengths, validation = splits.train.lengths, splits.validation.counts

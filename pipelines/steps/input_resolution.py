@@ -21,6 +21,7 @@ from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.evaluation import engine_loading
+from components.evaluation.stage import INCUMBENT_KIND_HINT
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.fine_tuning import adapters, distillation, model_support, reward_sources
@@ -101,7 +102,9 @@ def pin_training_models(config: Customization, base: model_loading.LocalBaseMode
     """Return the customization with the digests of its teacher and its reward models, after their checks."""
     tuning = config.fine_tuning
     tuning = distillation.pin_teacher(tuning, distillation.resolve_teacher(tuning, base.path, reporter))
-    tuning = reward_sources.pin_reward_models(tuning, reward_sources.open_reward_models(tuning, base.path))
+    reward_models = reward_sources.open_reward_models(tuning, base.path)
+    reward_sources.resolve_bases(reward_models, reporter)  # so that a missing one does not end the fine-tuning step
+    tuning = reward_sources.pin_reward_models(tuning, reward_models)
     return config.model_copy(update={"fine_tuning": tuning})
 
 
@@ -307,7 +310,7 @@ def _check_incumbent_kind(config: Customization, workdir: Workdir, incumbent: st
         raise ConfigurationError(
             f"the champion of {config.model_registry.name} is a {names[manifest.kind]}; objective "
             f"{config.fine_tuning.objective} trains a {names[REWARD_MODEL if is_reward_model else 'model']}",
-            hint="Register reward models under a separate name: set model_registry.name.",
+            hint=INCUMBENT_KIND_HINT,
         )
 
 

@@ -14,13 +14,11 @@ from transformers import AutoModelForSequenceClassification, GPTNeoXConfig, GPTN
 from components.common.artifacts.artifact_folder import REWARD_MODEL, Artifact
 from components.common.models import model_loading, reward_models
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, TrainingError, UsageError
-from components.data_curation.quality_scoring import perplexity
 from components.fine_tuning import model_support, reward_sources, rewards
 from components.fine_tuning.config import RewardConfig
 from components.fine_tuning.rewards import Rollout
 from components.fine_tuning.stage import finetune
-from components.model_registry import signature_checks
-from pipelines.provenance import erasure_search
+from pipelines.provenance.erasure_search import StoredArtifact, find_descendants
 from tests.datasets import dataset_of, small_dataset
 from tests.fine_tuning.recipes import REQUIRED_SETTINGS, recipe
 from tests.fine_tuning.test_recipes import interrupt_at_step_four
@@ -134,7 +132,7 @@ def test_rewards_in_bfloat16_have_the_resolution_of_float32(trained: dict[str, A
 
 def test_class_without_reward_head_is_refused(tiny: Path) -> None:
     config = recipe(tiny, objective="reward")
-    with pytest.raises(ConfigurationError, match="no class with an output layer for rewards with model_type granite"):
+    with pytest.raises(ConfigurationError, match="cannot give models of type granite an output layer"):
         model_support.check_model(config, GraniteConfig())
     model_support.check_model(recipe(tiny), GraniteConfig(num_hidden_layers=1))
 
@@ -164,12 +162,12 @@ def test_rewards_that_are_not_finite_end_the_training(
 def test_training_process_reads_the_base_of_a_reward_model_from_its_folder(
     trained: dict[str, Artifact], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (base,) = reward_sources.list_bases({0: trained["lora"]}).values()
+    (base,) = reward_sources.resolve_bases({0: trained["lora"]}, NoteRecorder()).values()
     assert Path(base) == tiny
     expected = rewards._load_reward_model(str(trained["lora"].path))([Rollout("a", "a", "a", (5, 6))])
     # The process of a launcher has another environment, in which the URI in the manifest may mean nothing.
     monkeypatch.setattr(
-        model_loading, "resolve_base_model", lambda *_: pytest.fail("the base model was resolved again")
+        model_loading, "resolve_base_model", lambda *_, **__: pytest.fail("the base model was resolved again")
     )
     scorer = rewards._load_reward_model(str(trained["lora"].path), Path(base))
     assert scorer([Rollout("a", "a", "a", (5, 6))]) == expected
@@ -182,14 +180,6 @@ def test_context_of_reward_model_must_hold_a_row_and_its_answer(trained: dict[st
         ConfigurationError, match=r"rewards\[0\]\.model: the context of .* rows of fine_tuning.max_length"
     ):
         reward_sources.open_reward_models(config, tiny)
-
-
-def test_kind_of_a_rewarding_model_is_not_that_of_a_perplexity_model() -> None:
-    # A perplexity model is an unsigned base model to which a dataset is only compared.
-    assert reward_sources.REWARD_INPUT != perplexity.MODEL_KIND
-    assert reward_sources.REWARD_INPUT in signature_checks.ATTESTED_KINDS
-    assert perplexity.MODEL_KIND not in signature_checks.ATTESTED_KINDS
-    assert reward_sources.REWARD_INPUT not in erasure_search.COMPARISON_INPUT_KINDS
 
 
 @pytest.mark.parametrize(
@@ -233,6 +223,11 @@ def test_reinforcement_learning_with_a_reward_model_records_its_digest(
     log = [json.loads(line) for line in (model.path / "training.jsonl").read_text().splitlines()]
     assert all(0 < line["validation_reward_reward_model"] < 1 for line in log if "validation_loss" in line)
     assert finetune(dataset, tmp_path / "model", config, **options).sha256 == model.sha256
+    stored = [StoredArtifact("", each.manifest, lambda: model) for each in (trained["lora"], model)]
+    pairs = trained["lora"].manifest.find_input("dataset")
+    assert pairs is not None
+    # A row that is erased from the pairs affects the rewarded model also.
+    assert find_descendants({pairs.content_sha256}, stored, []) == {trained["lora"].sha256, model.sha256}
 
 
 def test_unsuitable_reward_models_are_refused(trained: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ import pytest
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.runtime.errors import ConfigurationError, RegistryError
 from components.common.runtime.reporters import SilentReporter
+from components.data_curation.quality_scoring import perplexity
+from components.fine_tuning import reward_sources
 from components.model_registry import (
     alias_moves,
     checkpoints,
@@ -98,6 +100,18 @@ def test_signed_version_verifies_with_its_public_key(signed: SignedRegistry) -> 
     assert [leaf.kind for leaf in result.leaves] == ["base_model", "incumbent"]
     assert result.checkpoint == result.entries
     assert list_findings() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "uri", "is_attested"),
+    [
+        (perplexity.MODEL_KIND, "embedded:smollm2-135m-instruct", False),  # a base model that nobody signs
+        (reward_sources.REWARD_INPUT, "/models/reward", True),
+    ],
+)
+def test_reward_model_is_attested_and_perplexity_model_is_not(kind: str, uri: str, is_attested: bool) -> None:
+    source = ArtifactInput(kind=kind, content_sha256="ab" * 32, uri=uri)
+    assert signature_checks._is_attested(source) is is_attested
 
 
 def test_private_key_is_in_no_record(signed: SignedRegistry) -> None:

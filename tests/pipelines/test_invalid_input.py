@@ -1339,7 +1339,7 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
-    "fine_tuning.objective: transformers has no class with an output layer for rewards with model_type …": (
+    "fine_tuning.objective: transformers cannot give models of type … an output layer for rewards": (
         "configuration",
         2,
     ),

@@ -33,7 +33,7 @@ REWARD_MODEL = "reward_model"
 CREATING_COMMANDS = {
     "dataset": "curate",
     "model": "finetune",
-    "reward_model": "finetune",
+    REWARD_MODEL: "finetune",
     "evaluation": "evaluate",
     "repository": "package",
 }

@@ -165,7 +165,7 @@ def load_outline(source: str) -> ModelOutline:
     tuned = find_tuned_model(source)
     if tuned and is_adapter(tuned) and not find_merged_base(tuned.manifest):  # a run merges the adapter
         check_mergeable(tuned, source)
-        return ModelOutline(load_outline(_get_base_input(tuned).uri).config, load_tokenizer(tuned.path), None)
+        return ModelOutline(load_outline(get_base_input(tuned).uri).config, load_tokenizer(tuned.path), None)
     is_stored = source.startswith(artifact_store.STORE_PREFIX)
     base = resolve_base_model(source) if is_stored or tuned else find_local_base_model(source)
     if base is None and source.startswith("hf://"):
@@ -284,29 +284,26 @@ def find_tuned_model(source: str, kind: str = "model") -> Artifact | None:
         ArtifactDamagedError: a file is missing or has changed.
     """
     if source.startswith(artifact_store.STORE_PREFIX):
-        sha256, store = _parse_store_digest(source), Workdir.from_environment().store
-        manifest = artifact_store.read_manifest(store, sha256)
-        if kind == "model" and manifest is not None:
-            _check_predicts_tokens(manifest.kind, source)
-        is_tuned = manifest is not None and manifest.kind == kind
-        return artifact_store.load_artifact(store, sha256, kind) if is_tuned else None
-    if kind == "model" and _has_model_manifest(Path(source), artifact_folder.REWARD_MODEL):
-        _check_predicts_tokens(artifact_folder.REWARD_MODEL, source)
-    return artifact_folder.read(Path(source), kind) if _has_model_manifest(Path(source), kind) else None
-
-
-def _check_predicts_tokens(kind: str, source: str) -> None:
-    """Raise ConfigurationError for a reward model."""
-    if kind == artifact_folder.REWARD_MODEL:
+        manifest = artifact_store.read_manifest(Workdir.from_environment().store, _parse_store_digest(source))
+    else:
+        has_manifest = (Path(source) / artifact_folder.MANIFEST_FILENAME).exists()
+        manifest = artifact_folder.read_manifest(Path(source)) if has_manifest else None
+    found = manifest.kind if manifest else ""
+    if kind == "model" and found == artifact_folder.REWARD_MODEL:
         raise ConfigurationError(
             f"{BASE_MODEL_KEY}: {source} is a reward model, which does not predict tokens",
             hint="Choose its base model, or a model that was trained with an objective other than reward.",
         )
+    if found != kind:
+        return None
+    if source.startswith(artifact_store.STORE_PREFIX):
+        return artifact_store.load_artifact(Workdir.from_environment().store, _parse_store_digest(source), kind)
+    return artifact_folder.read(Path(source), kind)
 
 
-def _has_model_manifest(folder: Path, kind: str = "model") -> bool:
+def _has_model_manifest(folder: Path) -> bool:
     has_manifest = (folder / artifact_folder.MANIFEST_FILENAME).exists()
-    return has_manifest and artifact_folder.read_manifest(folder).kind == kind
+    return has_manifest and artifact_folder.read_manifest(folder).kind == "model"
 
 
 def is_adapter(tuned: Artifact) -> bool:
@@ -703,7 +700,7 @@ def open_model_artifact(
             f"the model in {artifact.path} is a reward model, which scores answers and does not write any",
             hint="Choose a model that was trained with an objective other than reward.",
         )
-    base_input = _get_base_input(artifact)
+    base_input = get_base_input(artifact)
     if base_folder:
         base = LocalBaseModel(base_folder, base_input.content_sha256, base_input.uri)
     else:
@@ -713,7 +710,7 @@ def open_model_artifact(
     return LoadableModel(artifact.sha256, base, base.path if adapter else artifact.path, adapter, artifact)
 
 
-def _get_base_input(tuned: Artifact) -> ArtifactInput:
+def get_base_input(tuned: Artifact) -> ArtifactInput:
     base_input = tuned.manifest.find_input("base_model")
     if base_input is None:
         raise ArtifactDamagedError(

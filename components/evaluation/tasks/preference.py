@@ -1,7 +1,7 @@
 """Pairs of a chosen and a rejected answer; task kind `preference` compares their log-likelihoods.
 
-They are compared in total and per token. Every token of the answer counts, including the end-of-turn token. DPO (arXiv 2305.18290) compares the total, which is
-lower for longer answers. SimPO (arXiv 2405.14734) compares the value per token, which depends less on length.
+Every token of the answer counts, including the end-of-turn token. DPO (arXiv 2305.18290) compares the total, which is lower
+for longer answers. SimPO (arXiv 2405.14734) compares the value per token, which depends less on length.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ from components.evaluation.tasks.preference import SIDES, PairSettings, PairTask
 CALIBRATION_BINS = 5  # of equal width, from a confidence of 50% to 100%
 CONFIDENCE = 0.975  # of each of the two bounds of a 95% interval
 BIN_PREFIX = "bin_"  # of the figures of a bin
-PAIRS_TO_KEEP = Literal["all", "chosen_shorter", "chosen_longer"]
+PairsToKeep = Literal["all", "chosen_shorter", "chosen_longer"]
 
 
 class Reward(PairSettings):
     """Settings of a reward task."""
 
     kind: Literal["reward"] = "reward"
-    pairs: PAIRS_TO_KEEP = Field(
+    pairs: PairsToKeep = Field(
         "all",
         description="Pairs to compare. chosen_shorter, chosen_longer: only those whose chosen answer has fewer or more "
         "tokens, respectively, than the rejected one, for a gate rule against length bias.",
@@ -47,7 +47,11 @@ class RewardTask(PairTask[Reward]):
         if self.settings.pairs == "all":
             return items
         sign = 1 if self.settings.pairs == "chosen_longer" else -1
-        return [item for item, excess in zip(items, _list_excess(context, items), strict=True) if sign * excess > 0]
+        return [
+            item
+            for item, difference in zip(items, _list_length_differences(context, items), strict=True)
+            if sign * difference > 0
+        ]
 
     def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
         """Return whether the chosen answers have the higher reward, and figures of calibration and length bias."""
@@ -71,13 +75,13 @@ class RewardTask(PairTask[Reward]):
             ],
             figures={
                 "mean_reward": statistics.fmean(rewards),
-                **measure_length_bias(margins, _list_excess(context, items)),
+                **measure_length_bias(margins, _list_length_differences(context, items)),
                 **measure_calibration(margins),
             },
         )
 
 
-def _list_excess(context: TaskContext, items: Sequence[Item]) -> list[int]:
+def _list_length_differences(context: TaskContext, items: Sequence[Item]) -> list[int]:
     """Return how many more tokens the chosen answer of each item has than the rejected one."""
     lengths = [
         len(preference.encode_completion(context.tokenizer, item, side).answer_ids) for item in items for side in SIDES
@@ -85,12 +89,12 @@ def _list_excess(context: TaskContext, items: Sequence[Item]) -> list[int]:
     return [chosen - rejected for chosen, rejected in zip(lengths[::2], lengths[1::2], strict=True)]
 
 
-def measure_length_bias(margins: Sequence[float], excess: Sequence[int]) -> dict[str, float]:
+def measure_length_bias(margins: Sequence[float], differences: Sequence[int]) -> dict[str, float]:
     """Return the accuracy for shorter and for longer chosen answers, with 95% intervals, and how often the longer answer wins.
 
     Args:
         margins: Reward of the chosen answer less that of the rejected one, of each pair.
-        excess: Tokens of the chosen answer less those of the rejected one.
+        differences: Tokens of the chosen answer less those of the rejected one.
 
     Returns:
         `pairs_NAME`, `accuracy_NAME`, `accuracy_NAME_low` and `accuracy_NAME_high` for the NAMEs chosen_shorter and
@@ -99,13 +103,13 @@ def measure_length_bias(margins: Sequence[float], excess: Sequence[int]) -> dict
     """
     figures: dict[str, float] = {}
     for name, sign in (("chosen_shorter", -1), ("chosen_longer", 1)):
-        flags = [float(m > 0) for m, tokens in zip(margins, excess, strict=True) if sign * tokens > 0]
+        flags = [float(m > 0) for m, tokens in zip(margins, differences, strict=True) if sign * tokens > 0]
         figures[f"pairs_{name}"] = len(flags)
         if flags:
             low, high = significance.compute_clopper_pearson_bounds(flags, CONFIDENCE)
             accuracy = statistics.fmean(flags)
             figures |= {f"accuracy_{name}": accuracy, f"accuracy_{name}_low": low, f"accuracy_{name}_high": high}
-    unequal = [(m, tokens) for m, tokens in zip(margins, excess, strict=True) if tokens]
+    unequal = [(m, tokens) for m, tokens in zip(margins, differences, strict=True) if tokens]
     if unequal:
         figures["longer_wins"] = statistics.fmean(m * tokens > 0 for m, tokens in unequal)
         figures["longer_is_chosen"] = statistics.fmean(tokens > 0 for _, tokens in unequal)
