@@ -79,7 +79,9 @@ def write_page(results: Results, path: Path, commit: str) -> None:
         for name, result in results.items()
         if result.get("profile")
     }
-    rates = {name: compute_rate(result) for name, result in _list_trainings(results).items() if name != "dpo"}
+    rates = {
+        name: compute_rate(result) for name, result in _list_trainings(results).items() if name not in ("dpo", "grpo")
+    }
     plot.draw(rates, profiles, path.parent / "images" / "benchmarks-gpu.svg")
     path.write_text("\n".join(parts), encoding="utf-8")
 
@@ -140,7 +142,8 @@ def _tabulate_training(results: Results) -> str:
     rows = []
     for name, result in _list_trainings(results).items():
         rate = compute_rate(result)
-        has_formula = name in _list_same_length(results)  # none covers DPO's reference passes and short pairs
+        # No formula covers DPO's reference passes, GRPO's generation and short rows.
+        has_formula = name in _list_same_length(results)
         mfu = f"{result['mfu']:.1%}" if has_formula else ""
         predicted = f"{result['predicted_memory'] / GB:.1f}" if has_formula else ""
         rows.append(

@@ -69,6 +69,13 @@ def list_stages(scale: str) -> list[Stage]:
             "shape": small, "rows": "pairs", "length": 512 if not tiny else 128, "steps": steps,
             "recipe": {"objective": "dpo", "packing": False, "micro_batch_size": 4, "batch_size": 4},
         }, "1B, DPO, 4 pairs of short rows, Liger's layers"),
+        Stage("grpo", "finetune", {
+            "shape": small, "rows": "short", "length": 512 if not tiny else 128, "steps": steps,
+            "recipe": {"objective": "grpo", "packing": False, "micro_batch_size": 32 if not tiny else 4,
+                       "batch_size": 32 if not tiny else 4,
+                       "grpo": {"rewards": [{"kind": "length", "max_words": 3 if tiny else 25}], "answers_per_prompt": 8 if not tiny else 2,
+                                "max_answer_tokens": 128 if not tiny else 16}},
+        }, "1B, GRPO, 8 answers to each of 4 prompts, up to 128 tokens each", limit_seconds=300),
         Stage("resume", "resume", {
             "shape": small, "rows": "long", "length": short, "steps": 6,
             "recipe": {"micro_batch_size": 2, "batch_size": 4, "checkpoint_every": 3},
