@@ -91,14 +91,7 @@ def estimate_training_memory(
     bytes per parameter (4 weights, 4 gradients, 8 optimizer), as in EleutherAI's cookbook for mixed precision; a GPU
     also holds the bfloat16 copy that it computes with, which was not measured for full training.
 
-    Activations on a CPU follow Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated
-    MLP. With fused or compiled layers on a GPU they are 4h + 2q + 2k + 3i: input and output of two norms, queries and
-    output of the attention (q), keys and values (k), and three of the MLP. Other layers on a GPU add the float32 values
-    of the norms and the gate's activation, 6h + i; this was not measured. Attention with a mask on a GPU repeats keys
-    and values for every query head and copies queries and output, 4q − 2k: measured within 1% with an 8B model. The
-    attention matrix is left out, because scaled dot-product attention does not store it. Dropout before a low-rank
-    update adds the adapted inputs and their masks: 12h + 2i. With activation checkpointing, every layer keeps its input
-    only, h numbers per token, and one layer at a time has all.
+    Activations: `_count_activations` numbers per token, in the compute precision.
 
     Logits on a CPU are float32: 4·V bytes per token, LOGIT_COPIES times. A GPU holds a tile of them.
 
@@ -132,22 +125,13 @@ def estimate_training_memory(
         "reference" if there is one.
     """
     width, layout = BFLOAT16_BYTES if gpu else FLOAT32_BYTES, layout or ParallelLayout()
-    queries, keys = shape.query_width or shape.hidden, shape.key_width or shape.hidden
-    gpu_numbers = 4 * shape.hidden + 2 * queries + 2 * keys + 3 * shape.intermediate
-    if not fused:
-        gpu_numbers += 6 * shape.hidden + shape.intermediate
-    if masked_attention:
-        gpu_numbers += 4 * queries - 2 * keys
-    numbers = gpu_numbers if gpu else 9 * shape.hidden + 4 * shape.intermediate
-    if dropout:
-        numbers += 12 * shape.hidden + 2 * shape.intermediate
-    numbers = numbers + shape.layers * shape.hidden if checkpointing else shape.layers * numbers
     ends = (2 if shape.embedding else 1) * shape.vocabulary * shape.hidden
     frozen_bytes = float(shape.frozen * width)
     if four_bit:
         frozen_ends = min(ends, shape.frozen)
         frozen_bytes = frozen_ends * width + (shape.frozen - frozen_ends) * NF4_BYTES
     tokens = rows * length
+    numbers = _count_activations(shape, dropout, gpu, checkpointing, fused, masked_attention)
     logits = tokens * shape.vocabulary * (FLOAT32_BYTES * LOGIT_COPIES if logit_bytes is None else logit_bytes)
     if gpu and not whole_logits:
         logits = tokens * min(shape.vocabulary, GPU_LOGIT_TILE) * BFLOAT16_BYTES
@@ -177,6 +161,35 @@ def estimate_training_memory(
         head_bytes = shape.vocabulary * shape.hidden * width
         parts["weights"] += round((layer_bytes + max(layer_bytes, head_bytes)) / layout.tensor)
     return {**parts, "total": sum(parts.values())}
+
+
+def _count_activations(
+    shape: ModelShape, dropout: bool, gpu: bool, checkpointing: bool, fused: bool, masked_attention: bool
+) -> int:
+    """Return the numbers that all layers keep per token for the backward pass.
+
+    CPU: Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated MLP.
+
+    Fused or compiled layers on a GPU: 4h + 2q + 2k + 3i: input and output of two norms, queries and output of the
+    attention (q), keys and values (k), and three of the MLP. Other layers on a GPU add the float32 values of the norms
+    and the gate's activation, 6h + i; this was not measured. Attention with a mask on a GPU repeats keys and values for
+    every query head and copies queries and output, 4q − 2k: measured within 1% with an 8B model. The attention matrix
+    is left out, because scaled dot-product attention does not store it.
+
+    Dropout before a low-rank update adds the adapted inputs and their masks: 12h + 2i. With activation checkpointing,
+    every layer keeps its input only, h numbers per token, and one layer at a time has all.
+    """
+    queries, keys = shape.query_width or shape.hidden, shape.key_width or shape.hidden
+    numbers = 9 * shape.hidden + 4 * shape.intermediate
+    if gpu:
+        numbers = 4 * shape.hidden + 2 * queries + 2 * keys + 3 * shape.intermediate
+        if not fused:
+            numbers += 6 * shape.hidden + shape.intermediate
+        if masked_attention:
+            numbers += 4 * queries - 2 * keys
+    if dropout:
+        numbers += 12 * shape.hidden + 2 * shape.intermediate
+    return numbers + shape.layers * shape.hidden if checkpointing else shape.layers * numbers
 
 
 def estimate_training_flops(
