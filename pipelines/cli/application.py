@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from components.common.runtime.reporters import Reporter
     from pipelines.config.customization_config import Customization
 
+CUSTOMIZATION_FILENAME = "customization.yaml"  # written by `tuneline init`
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
@@ -152,7 +154,18 @@ def load_config(config: Path | None, sets: list[str]) -> Customization:
     """Load the configuration file (default: the built-in defaults) and apply the overrides."""
     from pipelines.config.customization_config import load_customization
 
+    if not config:
+        warn_of_unused_file()
     return load_customization(config, sets)
+
+
+def warn_of_unused_file() -> None:
+    """Report on standard error a customization.yaml of the current folder that a command without -c does not read."""
+    if Path(CUSTOMIZATION_FILENAME).is_file():
+        print(
+            f"tuneline: {CUSTOMIZATION_FILENAME} of this folder is not used; to use it, add -c {CUSTOMIZATION_FILENAME}",
+            file=sys.stderr,
+        )
 
 
 def load_launcher(platform: Path | None, launcher: str) -> LauncherSettings:

@@ -22,6 +22,7 @@ from pipelines.cli.application import (
     open_reporter,
     print_result,
     print_text,
+    warn_of_unused_file,
 )
 
 ClusterOption = Annotated[
@@ -147,6 +148,8 @@ def _compile(
     from pipelines.planning import fit_checks, resource_requests
 
     cluster = load_platform(platform) if platform else None
+    if not config:
+        warn_of_unused_file()
     customization = load_customization(config, sets, resolve_paths=False)
     inputs = [path for path in (config, platform) if path]
     requests: dict[str, str] = {}

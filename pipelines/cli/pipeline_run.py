@@ -25,6 +25,7 @@ from pipelines.cli.application import (
     load_launcher,
     open_workdir,
     print_result,
+    warn_of_unused_file,
 )
 from pipelines.config.customization_presets import list_presets
 
@@ -69,6 +70,8 @@ def run(
     from pipelines.config.customization_chain import load_chain
     from pipelines.config.platform_config import Platform, load_platform
 
+    if not configs:
+        warn_of_unused_file()
     chain, settings = load_chain(configs, sets), load_launcher(platform, launcher)
     target = load_platform(platform) if platform else Platform()
     from components.fine_tuning import acceleration

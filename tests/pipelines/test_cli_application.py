@@ -58,6 +58,16 @@ def test_workdir_is_created_only_for_writing_commands(screen: ScreenReporter, tm
         assert workdir.is_dir()
 
 
+@pytest.mark.parametrize(("options", "is_warned"), [((), True), (("-c", "customization.yaml"), False)])
+def test_unused_configuration_of_the_folder_is_reported(
+    tmp_path: Path, options: tuple[str, ...], is_warned: bool
+) -> None:
+    (tmp_path / "customization.yaml").write_text("seed: 1\n", encoding="utf-8")
+    process = run_in_process("compile", *options, "-o", "pipeline.yaml", "--json", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert ("customization.yaml of this folder is not used" in process.stderr) == is_warned
+
+
 def test_escape_sequences_in_results_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     application.print_result({"text": "\x1b[2J"}, False, ["a\tb", "the card says \x1b[2J\x9b31m"])
     assert capsys.readouterr().out == "a\tb\nthe card says \\x1b[2J\\x9b31m\n"
