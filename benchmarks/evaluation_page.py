@@ -166,7 +166,7 @@ def _profiles(results: dict[str, Any]) -> str:
     rows.append(["all, s", f"{mine['total']:.2f}", f"{theirs['total']:.2f}", f"{theirs['total'] / mine['total']:.2f}"])
     mixed = len({task.endswith(icl.FEW_SHOT_SUFFIX) for task in results["lengths"]}) > 1
     told = WHY.format(rows=results["profile_rows"], without=" without examples" if mixed else "")
-    return f"## Where the time goes\n\n{told}\n{table_of(['', 'tuneline', 'lm-eval', '×'], rows)}"
+    return f"## Time breakdown\n\n{told}\n{table_of(['', 'tuneline', 'lm-eval', '×'], rows)}"
 
 
 def _together(results: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ A row: "{row_question}" → "{row_answer}". A question: "{question}" → "{answe
 Computing the gradients of all rows takes {share:.2f} of the CPU time of training.
 """
 
-READING = """## How to read this
+READING = """## Interpretation
 
 - A high score means that a row made the answer more likely, not that it caused the answer.
 - Expect lower scores on real data than on these few, easy and distinct facts. Published scores of comparable methods on GPT-2 are 0.2 to 0.5

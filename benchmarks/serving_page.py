@@ -267,9 +267,7 @@ def _profile(results: dict[str, Any]) -> str:
         ]
         for one in results["profile"]
     ]
-    return (
-        "## Where the time goes\n\n" + told + "\n" + table_of(["requests at once", "tokens/s", "steps", *parts], rows)
-    )
+    return "## Time breakdown\n\n" + told + "\n" + table_of(["requests at once", "tokens/s", "steps", *parts], rows)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

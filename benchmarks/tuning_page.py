@@ -217,7 +217,7 @@ def _profiles(profiles: dict[str, dict[str, float]]) -> str:
     kinds = list(next(iter(profiles.values()), {}))
     lines = [[name, *(f"{shares[kind]:.1%}" for kind in kinds)] for name, shares in profiles.items()]
     told = "Shares of the time of torch's operations, in a separate training run with torch's profiler.\n"
-    return "## Where the time goes\n\n" + told + "\n" + table_of(["", *kinds], lines)
+    return "## Time breakdown\n\n" + told + "\n" + table_of(["", *kinds], lines)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

@@ -35,7 +35,7 @@ including the wait for rows; for TRL the median, which leaves out its slow steps
 {peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
 """
 
-CHANGES = """## What these measurements changed
+CHANGES = """## Changes made after these measurements
 
 - **Decoding** replays CUDA graphs: before, 16 clients received 500 tokens/s, and the GPU was in use for 39% of the time. The graphs
   end with the logits, so each request keeps its own sampler. Requests with equal settings are sampled together.
