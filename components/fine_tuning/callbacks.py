@@ -118,9 +118,10 @@ class TrainingEvents:
         self.tokens_seen, self.last_step_end = state.num_input_tokens_seen, time.perf_counter()
         self.reporter.progress(state.global_step, state.max_steps, "steps")
 
-    def on_step_begin(self, *_: object, **__: object) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if not self.step_start:
             self.on_first_step()
+            self.reporter.progress(state.global_step, state.max_steps, "steps")  # the first validation is no step
         self.step_start = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:

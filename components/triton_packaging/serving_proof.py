@@ -111,9 +111,9 @@ def prove(
         ready_timeout=config.ready_timeout_seconds,
         reporter=reporter,
     ) as server:
-        reporter.step("querying Triton")
         speeds = {}
         for clients in (1, 8):
+            reporter.step(f"querying Triton with {clients} concurrent request{'s'[: clients > 1]}")
             answers, speeds[str(clients)] = _request_all(server, config, references, clients, reporter)
         memory = {
             "server": get_resident_mib(server.pid),
@@ -207,11 +207,11 @@ def _request_all(
     tokens, began = 0, time.monotonic()
     with ThreadPoolExecutor(clients) as pool:
         answers = pool.map(lambda request: protocols[request[1]](server, config, request[0]), requests)
-        for (reference, protocol), answer in zip(requests, answers, strict=True):
+        for done, ((reference, protocol), answer) in enumerate(zip(requests, answers, strict=True), 1):
             key = (reference.adapter, reference.prompt)
             matches[key] = max(matches.get(key, ""), match_answer(reference, protocol, answer))
             tokens += answer.completion_tokens
-            reporter.progress(len(matches), len(references), "prompts")
+            reporter.progress(done, len(requests), "requests")
     seconds = time.monotonic() - began
     records: list[AnswerRecord] = [
         {

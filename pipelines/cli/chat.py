@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import signal
 import sys
@@ -257,6 +258,11 @@ def open_server(target: str, reporter: Reporter) -> Iterator[str]:
         with serve_package(Path(target), reporter) as url:
             yield url
         return
+    folder, _, name = target.rpartition("/")
+    if folder and not name.isdecimal() and "@" not in target and Path(folder).is_dir():  # NAME/3 is a version
+        similar = difflib.get_close_matches(name, [path.name for path in Path(folder).iterdir()], n=1)
+        hint = f"Use {folder}/{similar[0]}, or correct the path." if similar else TARGET_HINT
+        raise UsageError(f"the folder {target} does not exist", hint=hint)
     reporter.step(f"resolving {target}")
     from components.model_registry import servable_versions
     from pipelines.provenance.lineage import parse_reference

@@ -94,8 +94,13 @@ def hide_flag_types(command: Any) -> None:
 def _convert_error(error: Exception, arguments: list[str]) -> TunelineError:
     """Convert an error of click or the operating system; print the traceback of any other error, which is a bug."""
     if hasattr(error, "format_message"):
-        hint = "Run `tuneline --help` for the commands, or `tuneline COMMAND --help` for the options of a command."
+        context = getattr(error, "ctx", None)
+        hint = f"Run `{context.command_path} --help`." if context else "Run `tuneline --help`."
         message = error.format_message()
+        option = getattr(error, "option_name", "").lstrip("-")
+        for parameter in context.command.params if context and option else []:
+            if parameter.param_type_name == "argument" and parameter.name.startswith(option):
+                hint = f"{parameter.name.upper()} has no option name: omit --{option}."
         if arguments and message.startswith("No such command") and (known := COMMANDS_OF_OTHER_TOOLS.get(arguments[0])):
             message = f"No such command '{arguments[0]}'. Did you mean '{known}'?"
         return UsageError(message, hint=hint)

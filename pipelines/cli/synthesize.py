@@ -292,20 +292,25 @@ def synthesize(
         if dry_run:
             estimate = prepared.estimate(probe)
             result = {"dry_run": True, **estimate.as_dict(), **prepared.describe_inputs()}
-            lines = _format_estimate(result, budget)
+            lines = _format_estimate(result, rows, budget)
         else:
             result = prepared.run(overwrite=overwrite)
             lines = _format_result(result, output)
     print_result(result, as_json, lines)
 
 
-def _format_estimate(estimate: dict[str, Any], budget: TeacherBudget) -> list[str]:
+def _format_estimate(estimate: dict[str, Any], requested: int, budget: TeacherBudget) -> list[str]:
     seconds = estimate["seconds"]
     lines = [
         f"{estimate['rows']:,} rows, yield {estimate['yield']:.0%} ({estimate['basis']}); "
         f"passages: {estimate['passages']:,}, documents: {estimate['documents']:,}",
         f"{estimate['requests']:,} requests, {estimate['input_tokens']:,} prompt tokens, "
         f"{estimate['output_tokens']:,} answer tokens",
+        *(
+            [f"{requested:,} rows requested; add documents, or raise --per-passage"]
+            if estimate["rows"] < requested
+            else []
+        ),
         "time: " + (f"{seconds:,.0f} seconds" if seconds is not None else "not measured; add --probe 20"),
     ]
     if budget.input_price or budget.output_price:

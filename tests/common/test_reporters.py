@@ -30,6 +30,21 @@ def test_rate_excludes_units_done_before_resume() -> None:
     assert out.getvalue().splitlines()[-1] == "training: 10 of 40 steps"
 
 
+def test_rate_excludes_the_time_before_the_first_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training reports 0 steps again after its first validation."""
+    clock = [0.0]
+    monkeypatch.setattr("components.common.runtime.reporters.time.monotonic", lambda: clock[0])
+    out = io.StringIO()
+    plain = PlainTextReporter(out, seconds_between=0)
+    plain.step("training")
+    plain.progress(0, 40, "steps")
+    clock[0] = 100.0
+    plain.progress(0, 40, "steps")
+    clock[0] = 110.0
+    plain.progress(1, 40, "steps")
+    assert out.getvalue().splitlines()[-1] == "training: 1 of 40 steps, 0.1/s, 390 s left"
+
+
 def test_events_are_complete_lines_and_progress_is_throttled(tmp_path: Path) -> None:
     events = EventLog(tmp_path / "events.jsonl", "evaluation", seconds_between=60)
     events.step("reading")

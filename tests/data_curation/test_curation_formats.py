@@ -332,6 +332,7 @@ def test_configured_format_reports_the_missing_key():
     ("fields", "message"),
     [
         ({"foo": 1, "bar": 2}, "unknown format: keys bar, foo"),
+        ({"Question": "Why?", "Reply": "So."}, "unknown format: keys Question, Reply"),
         ({"x" * 70 + "@example.com": 1}, r"unknown format: keys \[82 characters\]$"),
         ({f"k{n}": 1 for n in range(10, 24)}, "k20, k21 and 2 more$"),
         ({"messages": []}, "messages of type list; expected a non-empty list of turns"),

@@ -300,6 +300,8 @@ def test_command_of_another_tool_is_refused_with_the_command_of_that_meaning(fol
     error = refusal(2, "train", cwd=folder)
     assert error["message"] == "No such command 'train'. Did you mean 'finetune'?"
     assert "'finetune'" in refusal(2, "finetun", cwd=folder)["message"]
+    assert refusal(2, "finetune", "--dataset", "x", cwd=folder)["hint"] == "DATASET has no option name: omit --dataset."
+    assert refusal(2, "finetune", cwd=folder)["hint"] == "Run `tuneline finetune --help`."
 
 
 def test_doctor_lists_findings_and_hints(folder: Path) -> None:

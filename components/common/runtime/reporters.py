@@ -125,29 +125,40 @@ def relay_event(event: Mapping[str, Any], reporter: Reporter) -> None:
             reporter.note(event["text"])
 
 
+class _Counter:
+    """The first count of a step and its time. Rates exclude what was done before a resume and before the first unit."""
+
+    def __init__(self) -> None:
+        self.before, self._began = -1, 0.0
+
+    def measure(self, done: int) -> float:
+        """Return the seconds since the count last had its first value."""
+        if self.before in (-1, done):
+            self.before, self._began = done, time.monotonic()
+        return time.monotonic() - self._began
+
+
 class PlainTextReporter:
     """A reporter of plain lines: every step, and progress at most every `seconds_between` seconds."""
 
     def __init__(self, stream: IO[str] | None = None, prefix: str = "", seconds_between: float = 10.0) -> None:
         self._stream, self._prefix, self._seconds_between = stream or sys.stderr, prefix, seconds_between
-        self._name, self._began, self._last = "", time.monotonic(), 0.0
-        self._resumed_at: int | None = None
+        self._name, self._last, self._counter = "", 0.0, _Counter()
 
     def note(self, text: str) -> None:
         self._stream.write(f"{self._prefix}{escape_controls(text)}\n")
         self._stream.flush()
 
     def step(self, name: str) -> None:
-        self._name, self._began, self._last, self._resumed_at = name, time.monotonic(), time.monotonic(), None
+        self._name, self._last, self._counter = name, time.monotonic(), _Counter()
         self.note(name)
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
-        now = time.monotonic()
-        self._resumed_at = done if self._resumed_at is None else self._resumed_at
+        seconds, now = self._counter.measure(done), time.monotonic()
         if now - self._last < self._seconds_between:
             return
         self._last = now
-        progress = format_progress(done, total, unit, now - self._began, self._resumed_at)
+        progress = format_progress(done, total, unit, seconds, self._counter.before)
         self.note(f"{self._name}: {progress}" if self._name else progress)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
@@ -207,7 +218,7 @@ class ProgressBarReporter:
             transient=True,
             redirect_stdout=False,  # a local run redirects it to a log meanwhile, and the result belongs there
         )
-        self._resumed_at: int | None = None
+        self._counter = _Counter()
         self._task = self._progress.add_task("", count="", rate="", total=None)
         self._name, self._began = "", time.monotonic()
 
@@ -221,17 +232,16 @@ class ProgressBarReporter:
     def step(self, name: str) -> None:
         if self._name:
             self._print(f"{self._name} ({time.monotonic() - self._began:.0f} s)", style="dim")
-        self._name, self._began, self._resumed_at = name, time.monotonic(), None
+        self._name, self._began, self._counter = name, time.monotonic(), _Counter()
         self._progress.start()
         self._progress.reset(
             self._task, description=self._prefix + escape_controls(name), count="", rate="", total=None
         )
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
-        elapsed = time.monotonic() - self._began
-        self._resumed_at = done if self._resumed_at is None else self._resumed_at
-        is_counted = done > self._resumed_at and unit != "seconds"
-        rate = f"{format_number((done - self._resumed_at) / elapsed, 3)} {unit}/s" if is_counted else ""
+        seconds, counted = self._counter.measure(done), done - self._counter.before
+        is_counted = counted > 0 and seconds > 0 and unit != "seconds"
+        rate = f"{format_number(counted / seconds, 3)} {unit}/s" if is_counted else ""
         count = f"{done:,}/{total:,}" if total else f"{done:,}"
         self._progress.update(self._task, completed=done, total=total, count=count, rate=rate)
 
@@ -259,7 +269,7 @@ class NotebookReporter:
         self._name, self._bar, self._progress, self._metrics = "", "", "", ""
         self._created = self._began = time.monotonic()
         self._last = 0.0
-        self._resumed_at: int | None = None
+        self._counter = _Counter()
         self._handle: Any = None  # of the output; created with the first report
 
     def step(self, name: str) -> None:
@@ -268,9 +278,9 @@ class NotebookReporter:
         self._show()
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
-        self._resumed_at = done if self._resumed_at is None else self._resumed_at
+        seconds = self._counter.measure(done)
         self._bar = f'<progress value="{done}" max="{total}"></progress> ' if total else ""
-        self._progress = format_progress(done, total, unit, time.monotonic() - self._began, self._resumed_at)
+        self._progress = format_progress(done, total, unit, seconds, self._counter.before)
         self._show(is_urgent=False)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
@@ -297,7 +307,7 @@ class NotebookReporter:
             parts = [f"{self._name} ({time.monotonic() - self._began:.0f} s)", self._metrics]
             self._completed.append(", ".join(filter(None, parts)))
         self._name = self._bar = self._progress = self._metrics = ""
-        self._resumed_at = None
+        self._counter = _Counter()
 
     def _show(self, *, is_urgent: bool = True) -> None:
         now = time.monotonic()

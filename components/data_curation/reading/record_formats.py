@@ -117,12 +117,12 @@ def parse_record(record: Record, name: str = "auto") -> list[Row]:
     """
     fields, spellings = _lower_known_keys(record.fields, name)
     if name == "auto":
-        name = recognize_format(fields)
+        name = recognize_format(fields, record.fields)
     try:
         parsed = FORMATS[name].parse(fields)
     except KeyError as error:
         raise RecordFormatError(
-            f"format {name} requires the key {error.args[0]!r}; found {describe_keys(fields)}"
+            f"format {name} requires the key {error.args[0]!r}; found {describe_keys(record.fields)}"
         ) from None
     rows = [
         _build_row(record, part, spellings, name, number if len(parsed) > 1 else 0)
@@ -182,8 +182,8 @@ def _rename_keys(fields: Fields, spellings: Mapping[str, str]) -> Fields:
     return {names.get(key, key): value for key, value in fields.items()}
 
 
-def recognize_format(fields: Fields) -> str:
-    """Return the name of a record's format.
+def recognize_format(fields: Fields, original: Fields) -> str:
+    """Return the name of a record's format. An error lists the keys of `original`, in their original spelling.
 
     Raises:
         RecordFormatError: no format matches the record's keys.
@@ -191,7 +191,7 @@ def recognize_format(fields: Fields) -> str:
     for name, entry in FORMATS.items():
         if entry.matches(fields):
             return name
-    raise RecordFormatError(f"{UNKNOWN_FORMAT}: {describe_keys(fields)}")
+    raise RecordFormatError(f"{UNKNOWN_FORMAT}: {describe_keys(original)}")
 
 
 def describe_keys(fields: Fields) -> str:

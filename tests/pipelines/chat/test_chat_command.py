@@ -104,11 +104,13 @@ def test_key_comes_from_the_environment(tmp_path: Path) -> None:
         (("http://127.0.0.1:9",), "--json requires --prompt"),
         (("http://127.0.0.1:9", "--prompt", " "), "--prompt is empty"),
         (("no/such/folder", "--prompt", "Hello"), "is neither a URL, nor an existing folder, nor NAME@ALIAS"),
+        (("package/repositry", "--prompt", "Hello"), "the folder package/repositry does not exist"),
         (("ftp://host", "--prompt", "Hello"), "is neither a URL, nor an existing folder, nor NAME@ALIAS"),
         (("http://", "--prompt", "Hello"), "is not the URL of a server"),
     ],
 )
 def test_wrong_usage_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "package" / "repository").mkdir(parents=True)
     assert message in refusal(2, "chat", *arguments, cwd=tmp_path)["message"]
 
 
