@@ -20,7 +20,9 @@ import yaml
 from pipelines.kubeflow.preflight import kubeflow_pods
 
 Json = dict[str, Any]
-CONDITION = re.compile(r"(?P<no>!\()?inputs\.parameter_values\['(?P<name>[^']+)'\]\s*==\s*'(?P<value>[^']*)'\)?")
+CONDITION = re.compile(
+    r"(?P<no>!\()?inputs\.parameter_values\['(?P<name>[^']+)'\]\s*(?P<operator>[=!]=)\s*'(?P<value>[^']*)'\)?"
+)
 FIELDS = {"KFP_POD_NAME": "pod", "KFP_POD_UID": "uid", "NAMESPACE": "team", "KFP_RUN_ID": "run"}
 STEP_TIMEOUT_SECONDS = 600.0
 
@@ -106,7 +108,8 @@ def _is_triggered(task: Json, values: Json) -> bool:
         return True
     match = CONDITION.fullmatch(condition)
     assert match, f"a condition of another form: {condition}"
-    return bool((values[match["name"]] == match["value"]) != bool(match["no"]))
+    is_negated = bool(match["no"]) != (match["operator"] == "!=")
+    return bool((values[match["name"]] == match["value"]) != is_negated)
 
 
 def _resolve_output(source: Json, results: dict[str, Json]) -> Any:

@@ -13,7 +13,6 @@ import typer
 from components.common.runtime.errors import UsageError
 from pipelines.cli.application import (
     CaCertOption,
-    ConfigOption,
     EndpointOption,
     JsonOption,
     NamespaceOption,
@@ -34,6 +33,16 @@ ClusterOption = Annotated[
         "secrets. Default: the default images, and no shared volume.",
     ),
 ]
+ConfigsOption = Annotated[
+    list[Path],
+    typer.Option(
+        "-c",
+        "--config",
+        readable=False,
+        help="customization.yaml. Default: the demo's configuration. Repeatable: one pipeline runs all in sequence. Each "
+        "tunes the model of the previous one unless its file sets fine_tuning.base_model.",
+    ),
+]
 PipelineOption = Annotated[
     Literal["customization", "promotion", "data_curation", "fine_tuning", "evaluation", "triton_packaging"],
     typer.Option(
@@ -46,14 +55,14 @@ PipelineOption = Annotated[
 @app.command("compile")
 def compile_(
     output: Annotated[Path, typer.Option("-o", "--output", help="YAML file to write.")],
-    config: ConfigOption = None,
+    configs: ConfigsOption = [],  # noqa: B006
     sets: SetOption = [],  # noqa: B006
     platform: ClusterOption = None,
     pipeline: PipelineOption = "customization",
     as_json: JsonOption = False,
 ) -> None:
     """Compile the pipeline to a YAML file for Kubeflow Pipelines. The same input always gives the same bytes."""
-    warnings, requests = _compile(config, sets, platform, output, as_json, pipeline)
+    warnings, requests = _compile(configs, sets, platform, output, as_json, pipeline)
     sha256 = hashlib.sha256(output.read_bytes()).hexdigest()
     hint = f"run it with: tuneline submit -f {output} --endpoint URL --experiment NAME, or upload it in the Kubeflow UI"
     result = {"pipeline": str(output), "sha256": sha256, "warnings": warnings, "requests": requests}
@@ -66,7 +75,7 @@ def submit(
     experiment: Annotated[
         str, typer.Option("--experiment", help="Experiment of the run; created if it does not exist.")
     ],
-    config: ConfigOption = None,
+    configs: ConfigsOption = [],  # noqa: B006
     sets: SetOption = [],  # noqa: B006
     platform: ClusterOption = None,
     file: Annotated[
@@ -110,7 +119,7 @@ def submit(
     as_json: JsonOption = False,
 ) -> None:
     """Submit a run of the pipeline to Kubeflow. --wait follows the run until it ends."""
-    if file and (config or sets or platform):
+    if file and (configs or sets or platform):
         raise UsageError(
             f"-f {file} is a compiled pipeline, which -c, --set and -p cannot change",
             hint="Omit -c, --set and -p, or add --param name=value.",
@@ -123,7 +132,7 @@ def submit(
         service_account = load_platform(platform).run.service_account
     with tempfile.TemporaryDirectory() as folder:
         pipeline = file or Path(folder) / "pipeline.yaml"
-        warnings, requests = ([], {}) if file else _compile(config, sets, platform, pipeline, as_json, pipeline_name)
+        warnings, requests = ([], {}) if file else _compile(configs, sets, platform, pipeline, as_json, pipeline_name)
         run = submission.submit(
             server, pipeline, experiment, run_name=run_name, service_account=service_account, parameters=param
         )
@@ -136,28 +145,46 @@ def submit(
 
 
 def _compile(
-    config: Path | None, sets: list[str], platform: Path | None, output: Path, quiet: bool, pipeline: str
+    configs: list[Path], sets: list[str], platform: Path | None, output: Path, quiet: bool, pipeline: str
 ) -> tuple[list[str], dict[str, str]]:
     """Compile the pipeline with the paths of the pods; print and return the warnings, and the requests that were filled in.
 
     Requests are filled in for a customization that is given; the defaults are those of no particular one.
     """
-    from pipelines.config.customization_config import load_customization
+    from pipelines.config.customization_chain import load_chain
     from pipelines.config.platform_config import load_platform
     from pipelines.definition import compilation
+    from pipelines.definition.chain_steps import ChainStep, name_steps
     from pipelines.planning import fit_checks, resource_requests
 
+    if len(configs) > 1 and pipeline != "customization":
+        raise UsageError(
+            f"--pipeline {pipeline} has {len(configs)} configurations; only --pipeline customization accepts several",
+            hint="Pass one -c.",
+        )
     cluster = load_platform(platform) if platform else None
-    if not config:
+    if not configs:
         warn_of_unused_file()
-    customization = load_customization(config, sets, resolve_paths=False)
-    inputs = [path for path in (config, platform) if path]
-    requests: dict[str, str] = {}
-    if cluster and (config or sets):
-        cluster, requests = resource_requests.fill_requests(customization, cluster)
-    warnings = compilation.write_pipeline(customization, cluster, output, inputs=inputs, pipeline=pipeline)
-    if cluster:
-        warnings += fit_checks.list_warnings(customization, cluster)
+    chain = load_chain(configs, sets, resolve_paths=False, or_demo=False)
+    steps, requests = [], dict[str, str]()
+    for name, link in zip(name_steps(configs) or [""], chain, strict=True):
+        requested = cluster
+        if cluster and (configs or sets):
+            requested, filled = resource_requests.fill_requests(link.customization, cluster)
+            requests |= {f"{name}: {key}" if len(chain) > 1 else key: value for key, value in filled.items()}
+        steps.append(ChainStep(name, link, requested))
+    inputs = [*configs, *([platform] if platform else [])]
+    if len(steps) > 1:
+        warnings = compilation.write_chain(steps, output, inputs=inputs)
+    else:
+        customization = steps[0].link.customization
+        warnings = compilation.write_pipeline(
+            customization, steps[0].platform, output, inputs=inputs, pipeline=pipeline
+        )
+    for step in steps:
+        if step.platform:
+            found = fit_checks.list_warnings(step.link.customization, step.platform)
+            warnings += [f"{step.name}: {warning}" for warning in found] if len(steps) > 1 else found
     notes = [
         f"{key} is not set; the pipeline requests {value}, the estimate of `tuneline size`"
         for key, value in requests.items()

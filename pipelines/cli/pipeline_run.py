@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.common.launch import launcher_settings
-from components.common.runtime.errors import EXIT_REFUSED, ConfigurationError
-from components.common.workspace.artifact_store import STORE_PREFIX, Workdir
+from components.common.runtime.errors import EXIT_REFUSED
+from components.common.workspace.artifact_store import Workdir
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
     FailOnRefusalOption,
@@ -81,8 +81,11 @@ def run(
         for recipe in filter(acceleration.has_machine_requirements, recipes):
             acceleration.check_machine(recipe)
     if dry_run:
+        from pipelines.steps import chain_check
+
         os.environ.update(launcher_settings.to_environment(settings), TOKENIZERS_PARALLELISM="false")
         with open_workdir("dry run", as_json, workdir, tracking_uri) as (reporter, work):
+            chain_check.check_tokenizers(chain)
             planned: dict[str, Cost] = {}
             results = [_estimate(link.customization, work, target, reporter, planned) for link in chain]
         _print_results(results, configs, as_json, _format_estimate)
@@ -91,15 +94,14 @@ def run(
     from pipelines.runs import run_costs, run_summary
 
     if len(chain) > 1:
+        from pipelines.steps import chain_check
+
         with open_workdir("checks", as_json, workdir) as (reporter, work):
             for link in chain[1:]:
                 run_costs.build_meter(work, link.customization, target.cost_rates, target.team_budgets).check(
                     stage_cost.add_costs([])
                 )
-                _check_inputs(link.customization, work, reporter)
-                if link.rewarded_by is not None:
-                    reward_model = chain[link.rewarded_by].customization
-                    _check_tokenizers(reward_model, link.customization)
+            chain_check.check_later_customizations(chain, work, reporter)
     results = _run_chain(chain, Workdir(workdir.absolute()), as_json, tracking_uri, settings, target)
     _print_results(results, configs, as_json, run_summary.format_run)
     return EXIT_REFUSED if fail_on_refusal and results[-1]["verdict"] == "refused" else 0
@@ -120,37 +122,6 @@ def _format_estimate(result: dict[str, Any]) -> list[str]:
     return [*dry_run.format_estimate(result), cost_estimate.format_cost(result["cost"])]
 
 
-def _check_inputs(customization: Customization, work: Workdir, reporter: Reporter) -> None:
-    """Check sources, models and evaluation tasks of a later run, which would otherwise be checked after the first training run."""
-    from components.common.models import model_loading
-    from components.fine_tuning import model_support
-    from pipelines.planning import dry_run
-    from pipelines.steps import curation_inputs, input_resolution
-
-    curation_inputs.list_inputs(customization, work, reporter)
-    outline = model_loading.load_outline(customization.fine_tuning.base_model)
-    if outline.base:
-        model_loading.check_base_model(outline.base)
-    for recipe in customization.fine_tuning.recipes.values():
-        model_support.check_model(recipe, outline.config)
-    dry_run.check_training_models(customization, outline)
-    input_resolution.check_evaluation_tasks(customization, lambda: (outline.tokenizer, outline.config), reporter)
-
-
-def _check_tokenizers(reward_model: Customization, customization: Customization) -> None:
-    """Raise ConfigurationError if a reward model of the chain and the model that it scores would read other tokens."""
-    from components.common.models import model_loading
-
-    sources = [each.fine_tuning.base_model for each in (reward_model, customization)]
-    tokenizers = [model_loading.load_outline(source).tokenizer for source in sources]
-    if not model_loading.tokenize_equally(*tokenizers):
-        raise ConfigurationError(
-            f"fine_tuning.grpo.rewards: the reward model is trained from {sources[0]}, whose tokenizer or chat template "
-            f"differs from that of {sources[1]}",
-            hint="Train both from base models with the same tokenizer.",
-        )
-
-
 def _run_chain(
     chain: Sequence[ChainedCustomization],
     work: Workdir,
@@ -160,22 +131,16 @@ def _run_chain(
     target: Platform,
 ) -> list[dict[str, Any]]:
     """Run the customizations in sequence until a gate refuses a model, and return the results of the runs."""
-    from components.fine_tuning import reward_sources
-    from pipelines.config.customization_chain import replace_base_model
+    from pipelines.config.customization_chain import insert_models
     from pipelines.runs import local_runner
 
     results: list[dict[str, Any]] = []
     for link in chain:
-        customization = link.customization
-        models = [f"{STORE_PREFIX}{Path(result['artifacts']['model']).name}" for result in results]
-        if link.tuned is not None:
-            customization = replace_base_model(customization, models[link.tuned])
-        if link.rewarded_by is not None:
-            tuning = reward_sources.replace_previous(customization.fine_tuning, models[link.rewarded_by])
-            customization = customization.model_copy(update={"fine_tuning": tuning})
+        models = [Path(result["artifacts"]["model"]).name for result in results]
+        tuned, reward = ("" if i is None else models[i] for i in (link.tuned, link.rewarded_by))
         results.append(
             local_runner.run(
-                customization,
+                insert_models(link, tuned, reward),
                 work,
                 quiet=as_json,
                 tracking_uri=tracking_uri or None,

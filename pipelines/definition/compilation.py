@@ -6,7 +6,7 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from components.common.artifacts import output_paths
@@ -14,6 +14,7 @@ from components.common.runtime.errors import UsageError
 from pipelines.config.customization_config import Customization, check_consistency
 from pipelines.config.platform_config import Platform
 from pipelines.definition import run_parameters
+from pipelines.definition.chain_steps import ChainStep
 
 # in every compiled pipeline, in no other file of tuneline
 COMPILED_HEADER = re.compile(r"^pipelineInfo:", re.MULTILINE)
@@ -46,6 +47,27 @@ def write_pipeline(
         ConfigurationError: a path is relative, or a model cannot be packaged as configured.
         UsageError: `output` has no YAML suffix, cannot be written, or contains anything but a compiled pipeline.
     """
+    _check_output(output, inputs)
+    output_paths.write_file(output, compile_pipeline(config, platform, pipeline))
+    return [NO_VOLUME_WARNING] if platform is None else _list_warnings(config, platform)
+
+
+def write_chain(steps: Sequence[ChainStep], output: Path, *, inputs: Iterable[Path] = ()) -> list[str]:
+    """Write the compiled pipeline of a chain; see `write_pipeline`."""
+    _check_output(output, inputs)
+    output_paths.write_file(output, compile_chain(steps))
+    if steps[0].platform is None:
+        return [NO_VOLUME_WARNING]
+    return [
+        f"{step.name}: {warning}"
+        for step in steps
+        if step.platform
+        for warning in _list_warnings(step.link.customization, step.platform)
+    ]
+
+
+def _check_output(output: Path, inputs: Iterable[Path]) -> None:
+    """Raise UsageError if the output has no YAML suffix, is an input, or contains anything but a compiled pipeline."""
     if output.suffix not in (".yaml", ".yml"):
         raise UsageError(
             f"{output} does not end in .yaml or .yml",
@@ -57,9 +79,10 @@ def write_pipeline(
         raise UsageError(
             f"{output} exists and is not a compiled pipeline", hint=f"Choose another file with -o, or remove {output}."
         )
-    output_paths.write_file(output, compile_pipeline(config, platform, pipeline))
-    if platform is None:
-        return [NO_VOLUME_WARNING]
+
+
+def _list_warnings(config: Customization, platform: Platform) -> list[str]:
+    """Return warnings about paths outside the volumes and about missing secrets."""
     mount = platform.volume.mount
     mounted = tuple(f"{folder}/" for folder in (mount, *(claim.mount for claim in platform.claims)))
     # An image may contain such a path, but it is probably a path of this machine.
@@ -85,11 +108,8 @@ def compile_pipeline(config: Customization, platform: Platform | None = None, pi
     """
     check_consistency(config)
     run_parameters.require_absolute_paths(config)
-    logging.getLogger("kfp").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
-        warnings.simplefilter("ignore")
-        from kfp import compiler
 
+    def build() -> object:
         from pipelines.definition import customization_pipeline, promotion_pipeline, stage_pipelines
 
         builders: dict[str, Callable[[Customization, Platform | None], object]] = {
@@ -97,6 +117,34 @@ def compile_pipeline(config: Customization, platform: Platform | None = None, pi
             "promotion": promotion_pipeline.build,
             **{stage: stage_pipelines.build(stage) for stage in SINGLE_STAGE_PIPELINES},
         }
+        return builders[pipeline](config, platform)
+
+    return _compile(build)
+
+
+def compile_chain(steps: Sequence[ChainStep]) -> str:
+    """Return the pipeline of a chain as YAML; a second document contains Kubernetes settings.
+
+    Raises:
+        ConfigurationError: a path is relative, or a model cannot be packaged as configured.
+    """
+    for step in steps:
+        run_parameters.require_absolute_paths(step.link.customization)
+
+    def build() -> object:
+        from pipelines.definition import chain_pipeline
+
+        return chain_pipeline.build(steps)
+
+    return _compile(build)
+
+
+def _compile(build: Callable[[], object]) -> str:
+    logging.getLogger("kfp").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        from kfp import compiler
+
         path = Path(folder) / "pipeline.yaml"
-        compiler.Compiler().compile(builders[pipeline](config, platform), str(path))
+        compiler.Compiler().compile(build(), str(path))
         return path.read_text(encoding="utf-8")

@@ -106,6 +106,60 @@ def add_platform_check(task: dsl.PipelineTask, platform: Platform | None) -> Non
         task.after(pod_spec.configure_task(check_the_platform(wanted=wanted), platform, cached=False))
 
 
+def add_stages(
+    plans: dsl.PipelineTask,
+    configure: Callable[..., dsl.PipelineTask],
+    prefix: str = "",
+    *,
+    can_package: bool = True,
+) -> tuple[PipelineOutputs, dsl.PipelineTask]:
+    """Add the tasks of a customization after its `resolve`. Return its outputs and its last task.
+
+    Args:
+        plans: The task `resolve` of the customization.
+        configure: Configures a task, see `pod_spec.configure_task`.
+        prefix: Prefix of the tasks' names.
+        can_package: Whether the model may be packaged; False for a reward model.
+    """
+
+    def component(function: dsl.base_component.BaseComponent) -> dsl.base_component.BaseComponent:
+        return pod_spec.name_component(function, prefix)
+
+    curated = configure(component(data_curation)(plan=plans.outputs["data_curation"]))
+    dataset = curated.outputs["dataset"]
+    # Versioning checks that the remote still has the revision, which no cache key can express.
+    versioned = configure(
+        component(data_versioning)(plan=plans.outputs["data_versioning"], dataset=dataset), cached=False
+    )
+    version = versioned.outputs["version"]
+    tuned = configure(component(fine_tuning)(plan=plans.outputs["fine_tuning"], dataset=dataset, version=version))
+    model = tuned.outputs["model"]
+    evaluated = configure(component(evaluation)(plan=plans.outputs["evaluation"], model=model, dataset=dataset))
+    lineage = {
+        "version": version,
+        "dataset": dataset,
+        "model": model,
+        "evaluation": evaluated.outputs["evaluation"],
+    }
+    registry, register = plans.outputs["model_registry"], component(registration)
+    if can_package:
+        group = f"{prefix}-" if prefix else ""
+        with dsl.If(evaluated.outputs["packaging"] == "yes", name=f"{group}accepted"):
+            packaged = configure(component(triton_packaging)(plan=plans.outputs["triton_packaging"], model=model))
+            repository = packaged.outputs["repository"]
+            registered = configure(register(plan=registry, repository=repository, **lineage), cached=False)
+            promoted = configure(
+                component(promotion)(plan=registry, registered=registered.outputs["registered"]), cached=False
+            )
+        with dsl.Else(name=f"{group}not-packaged"):
+            kept = configure(register(plan=registry, **lineage), cached=False)
+        outcome = dsl.OneOf(promoted.outputs["registered"], kept.outputs["registered"])
+    else:
+        outcome = configure(register(plan=registry, **lineage), cached=False).outputs["registered"]
+    reported = configure(component(report)(**lineage, registered=outcome), cached=False)
+    return PipelineOutputs(dataset, version, model, lineage["evaluation"], evaluated.outputs["verdict"]), reported
+
+
 def build(config: Customization, platform: Platform | None = None) -> Callable[..., dsl.PipelineTask]:
     """Return the pipeline function that kfp compiles, with this customization as its parameters' defaults.
 
@@ -157,31 +211,6 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
         given = {name: value for name, value in locals().items() if name in {*default, "configuration"}}
         plans = configure(resolve(**given, compiled=compiled), cached=False)
         add_platform_check(plans, platform)
-        curated = configure(data_curation(plan=plans.outputs["data_curation"]))
-        dataset = curated.outputs["dataset"]
-        # Versioning checks that the remote still has the revision, which no cache key can express.
-        versioned = configure(data_versioning(plan=plans.outputs["data_versioning"], dataset=dataset), cached=False)
-        version = versioned.outputs["version"]
-        tuned = configure(fine_tuning(plan=plans.outputs["fine_tuning"], dataset=dataset, version=version))
-        model = tuned.outputs["model"]
-        evaluated = configure(evaluation(plan=plans.outputs["evaluation"], model=model, dataset=dataset))
-        lineage = {
-            "version": version,
-            "dataset": dataset,
-            "model": model,
-            "evaluation": evaluated.outputs["evaluation"],
-        }
-        registry = plans.outputs["model_registry"]
-        with dsl.If(evaluated.outputs["packaging"] == "yes", name="accepted"):
-            packaged = configure(triton_packaging(plan=plans.outputs["triton_packaging"], model=model))
-            registered = configure(
-                registration(plan=registry, repository=packaged.outputs["repository"], **lineage), cached=False
-            )
-            promoted = configure(promotion(plan=registry, registered=registered.outputs["registered"]), cached=False)
-        with dsl.Else(name="not-packaged"):
-            kept = configure(registration(plan=registry, **lineage), cached=False)
-        outcome = dsl.OneOf(promoted.outputs["registered"], kept.outputs["registered"])
-        configure(report(**lineage, registered=outcome), cached=False)
-        return PipelineOutputs(dataset, version, model, lineage["evaluation"], evaluated.outputs["verdict"])
+        return add_stages(plans, configure)[0]
 
     return customization  # type: ignore[no-any-return] # kfp's decorators are untyped

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from typing import TYPE_CHECKING
 
 from components.common.cost import budgets
@@ -47,14 +49,32 @@ def pipeline_config(platform: Platform | None) -> dsl.PipelineConfig | None:
     )
 
 
+def name_component(component: dsl.base_component.BaseComponent, prefix: str) -> dsl.base_component.BaseComponent:
+    """Return the component with a prefix before its name, from which kfp takes the names of tasks and executors."""
+    if not prefix:
+        return component
+    named = copy.copy(component)
+    named.component_spec = dataclasses.replace(component.component_spec, name=f"{prefix}-{component.name}")
+    return named
+
+
 def configure_task(
-    task: dsl.PipelineTask, platform: Platform | None, *, cached: bool = True, budget: Budget | None = None
+    task: dsl.PipelineTask,
+    platform: Platform | None,
+    *,
+    cached: bool = True,
+    budget: Budget | None = None,
+    prefix: str = "",
 ) -> dsl.PipelineTask:
-    """Set a task's title, its caching and, with a platform, its pod and the budget of its step. Return the task."""
+    """Set a task's title, its caching and, with a platform, its pod and the budget of its step. Return the task.
+
+    `prefix` is that of `name_component`.
+    """
     from kfp import kubernetes
 
-    name = task.component_spec.name
-    task.set_display_name(STEP_TITLES[name.replace("-", "_")])
+    name = task.component_spec.name.removeprefix(f"{prefix}-" if prefix else "")
+    title = STEP_TITLES[name.replace("-", "_")]
+    task.set_display_name(f"{prefix}: {title}" if prefix else title)
     if not cached:
         task.set_caching_options(enable_caching=False)
     if platform is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -20,6 +20,13 @@ from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.yaml_loading import load_yaml
 from components.data_curation.reading.table_settings import is_query_file
 from components.evaluation.tasks.config import SUITE_SCHEME
+from components.fine_tuning.config import PREVIOUS
+from pipelines.config.customization_chain import (
+    ChainedCustomization,
+    ChainEntry,
+    link_customizations,
+    sets_base_model,
+)
 from pipelines.config.customization_config import YAML_TYPE_NAMES, Customization, Values, find_section, parse_values
 
 PARAMETER_KEYS: dict[str, str] = {
@@ -38,6 +45,7 @@ PARAMETER_KEYS: dict[str, str] = {
 # Numbers that may be null; 0 in the form.
 AUTOMATIC_PARAMETERS = ("max_steps", "epochs", "learning_rate", "batch_size", "max_length")
 PARAMETERS_SOURCE = "the run's parameters"
+CHAIN_PARAMETER = "configurations"  # of the pipeline of a chain
 
 
 class _SingleLineDumper(yaml.SafeDumper):
@@ -76,8 +84,24 @@ def dump_customization(config: Customization) -> str:
     return _dump_differences(config, config.model_dump(mode="json", exclude_unset=True), Customization())
 
 
+def dump_chain(chain: Sequence[ChainedCustomization]) -> list[str]:
+    """Return `dump_customization` of each customization; the base model only of one that tunes no earlier model."""
+    texts = []
+    for link in chain:
+        values = _parse_sections(dump_customization(link.customization))
+        tuning = values.setdefault("fine_tuning", {})
+        tuning.pop("base_model", None)
+        if link.tuned is None:
+            tuning["base_model"] = link.customization.fine_tuning.base_model
+        texts.append(_dump_values(values))
+    return texts
+
+
 def _dump_differences(config: Customization, stated: Values, implied: Customization) -> str:
-    different = _select_differing(stated, config.model_dump(mode="json"), implied.model_dump(mode="json"))
+    return _dump_values(_select_differing(stated, config.model_dump(mode="json"), implied.model_dump(mode="json")))
+
+
+def _dump_values(different: Values) -> str:
     options: Values = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True, "width": 10**6}
     return str(yaml.dump(different, Dumper=_SingleLineDumper, **options)).strip() if different else ""
 
@@ -106,6 +130,42 @@ def parse_customization(text: str) -> Customization:
         ConfigurationError: the text is not a YAML mapping, a value is invalid, or a path is relative.
     """
     return require_absolute_paths(parse_values(_parse_sections(text), PARAMETERS_SOURCE))
+
+
+def parse_chain(texts: Sequence[str]) -> list[ChainedCustomization]:
+    """Parse the texts of a chain's customizations, the run's parameter `configurations`.
+
+    Raises:
+        ConfigurationError: a text is not a YAML mapping, a value is invalid, a path is relative, or the customizations are
+            not a chain.
+    """
+    entries = []
+    for number, text in enumerate(texts):
+        source = f"{CHAIN_PARAMETER}[{number}]"
+        values = _parse_sections(text, source)
+        config = require_absolute_paths(parse_values(values, source))
+        entries.append(ChainEntry(source, config, sets_base_model(values)))
+    return link_customizations(entries)
+
+
+def check_compiled_chain(chain: Sequence[ChainedCustomization], compiled: Sequence[str]) -> None:
+    """Raise ConfigurationError if the chain needs other tasks than `compiled`, the texts at compile time."""
+    found, expected = (_describe_tasks(each) for each in (chain, parse_chain(compiled)))
+    if found != expected:
+        raise ConfigurationError(
+            f"{CHAIN_PARAMETER} trains {found}; the pipeline is compiled for {expected}",
+            hint="Compile the changed customizations.",
+        )
+
+
+def _describe_tasks(chain: Sequence[ChainedCustomization]) -> str:
+    """Return what determines the tasks of a chain: the models' kinds, and the earlier models that each one uses."""
+    described = []
+    for number, link in enumerate(chain):
+        used = [f"[{position}]" for position in (link.tuned, link.rewarded_by) if position is not None]
+        kind = "reward model" if link.trains_reward_model else "language model"
+        described.append(f"[{number}] a {kind}" + (f" from {' and '.join(used)}" if used else ""))
+    return ", ".join(described)
 
 
 def combine_parameters(given: Mapping[str, Any], compiled: Mapping[str, Any], text: str) -> Customization:
@@ -155,7 +215,9 @@ def list_paths(config: Customization) -> dict[str, list[str]]:
         ],
         "fine_tuning.base_model": [config.fine_tuning.base_model],
         "fine_tuning.distillation.teacher": list(filter(None, [config.fine_tuning.distillation.teacher])),
-        "fine_tuning.grpo.rewards": [entry.model for entry in config.fine_tuning.grpo.rewards if entry.model],
+        "fine_tuning.grpo.rewards": [
+            entry.model for entry in config.fine_tuning.grpo.rewards if entry.model and entry.model != PREVIOUS
+        ],
         **tasks,
     }
 
@@ -176,16 +238,16 @@ def require_absolute_paths(config: Customization) -> Customization:
     return config
 
 
-def _parse_sections(text: str) -> Values:
+def _parse_sections(text: str, parameter: str = "configuration") -> Values:
     try:
         values = load_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigurationError(
-            f"the parameter `configuration` is not YAML: {' '.join(str(error).split())}", hint="Correct the line."
+            f"the parameter `{parameter}` is not YAML: {' '.join(str(error).split())}", hint="Correct the line."
         ) from None
     if values is not None and not isinstance(values, dict):
         raise ConfigurationError(
-            f"the parameter `configuration` is {YAML_TYPE_NAMES.get(type(values), 'a value')}; "
+            f"the parameter `{parameter}` is {YAML_TYPE_NAMES.get(type(values), 'a value')}; "
             "expected a YAML mapping of sections",
             hint="Specify the text of a customization.yaml, for example `evaluation: {max_items: 200}`.",
         )

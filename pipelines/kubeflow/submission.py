@@ -34,6 +34,7 @@ from components.common.runtime.errors import (
 )
 from components.common.runtime.reporters import Reporter
 from components.common.runtime.yaml_loading import load_yaml
+from pipelines.definition.chain_steps import CHAIN_PIPELINE
 
 TOKEN_VARIABLES = ("KF_PIPELINES_TOKEN", "KFP_EXISTING_TOKEN")  # the kfp command reads the second one
 PROJECTED_TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
@@ -135,6 +136,8 @@ def submit(
     values = parse_parameters(parameters, declared)
     if values and pipeline_name == CUSTOMIZATION_PIPELINE:
         check_parameters(declared, values)
+    if values and pipeline_name == CHAIN_PIPELINE:
+        check_chain_parameter(declared, values)
     name = run_name or f"{pipeline_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     began = time.monotonic()
     with _translate_errors(server), _suppress_output():
@@ -274,6 +277,19 @@ def check_parameters(declared: JsonObject, values: JsonObject) -> None:
         return
     given = {**default, **values}
     check_consistency(run_parameters.combine_parameters(given, default, given["configuration"]))
+
+
+def check_chain_parameter(declared: JsonObject, values: JsonObject) -> None:
+    """Validate the customizations that the first step of a chain's run will parse; see `check_parameters`."""
+    from pipelines.definition import run_parameters
+
+    compiled = declared.get(run_parameters.CHAIN_PARAMETER, {}).get("defaultValue", [])
+    try:
+        run_parameters.parse_chain(compiled)
+    except ConfigurationError:
+        return
+    texts = [str(text) for text in values[run_parameters.CHAIN_PARAMETER]]
+    run_parameters.check_compiled_chain(run_parameters.parse_chain(texts), compiled)
 
 
 def wait_for_run(run: SubmittedRun, reporter: Reporter, *, timeout: float = 0.0, interval: float = 5.0) -> SubmittedRun:

@@ -53,16 +53,14 @@ from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import (
     acceleration,
     batch_order,
-    distillation,
     earlier_training,
     mixing,
     other_models,
-    reward_sources,
 )
 from components.fine_tuning import training_plan as training
-from components.fine_tuning.config import PREVIOUS, FineTuningConfig, Recipe
+from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.mixing import MAX_SHOWN_SOURCES, MixingSettings, SourceShare
-from components.fine_tuning.model_support import check_context, check_model
+from components.fine_tuning.model_support import check_model
 from components.fine_tuning.recipe_defaults import (
     MAX_SAMPLED_ROWS,
     CompletedRecipe,
@@ -82,6 +80,7 @@ from pipelines.steps.curation_inputs import CurationInputs
 from pipelines.steps.input_resolution import (
     build_plans,
     check_evaluation_tasks,
+    check_training_models,
     drop_placement,
     find_initial_adapter,
     format_unproven_warning,
@@ -466,26 +465,6 @@ def _count_tokens(
         if found[source] or not sampled[source]
     }
     return completed, tokens, examples_by_source
-
-
-def check_training_models(config: Customization, outline: ModelOutline) -> Customization:
-    """Check the teacher and the reward models, and return the customization with their digests.
-
-    The digest of a teacher that is not on this machine stays unknown, as does a reward model that an earlier customization
-    of the chain has yet to train.
-    """
-    tuning = config.fine_tuning
-    if not any(reward.model == PREVIOUS for reward in tuning.grpo.rewards):
-        tokenizer = outline.base.path if outline.base else None
-        opened = reward_sources.open_reward_models(tuning, tokenizer)
-        tuning = reward_sources.pin_reward_models(tuning, opened)
-    if source := tuning.distillation.teacher:
-        with model_loading.replace_error_key(distillation.TEACHER_KEY):
-            teacher = model_loading.load_outline(source)
-        distillation.check_vocabulary(source, teacher.tokenizer, teacher.config, outline.tokenizer, outline.config)
-        check_context(tuning, teacher.config, distillation.TEACHER_KEY, source)
-        tuning = distillation.pin_teacher(tuning, teacher.base)
-    return config.model_copy(update={"fine_tuning": tuning})
 
 
 def _list_tuned_models(config: Customization, outline: ModelOutline) -> list[Manifest]:

@@ -25,6 +25,7 @@ from components.evaluation.stage import INCUMBENT_KIND_HINT
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.fine_tuning import adapters, distillation, model_support, reward_sources
+from components.fine_tuning.config import PREVIOUS
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
@@ -105,6 +106,26 @@ def pin_training_models(config: Customization, base: model_loading.LocalBaseMode
     reward_models = reward_sources.open_reward_models(tuning, base.path)
     reward_sources.resolve_bases(reward_models, reporter)  # so that a missing one does not end the fine-tuning step
     tuning = reward_sources.pin_reward_models(tuning, reward_models)
+    return config.model_copy(update={"fine_tuning": tuning})
+
+
+def check_training_models(config: Customization, outline: model_loading.ModelOutline) -> Customization:
+    """Check the teacher and the reward models, and return the customization with their digests.
+
+    The digest of a teacher that is not on this machine stays unknown, as does a reward model that an earlier customization
+    of the chain has yet to train.
+    """
+    tuning = config.fine_tuning
+    if not any(reward.model == PREVIOUS for reward in tuning.grpo.rewards):
+        tokenizer = outline.base.path if outline.base else None
+        opened = reward_sources.open_reward_models(tuning, tokenizer)
+        tuning = reward_sources.pin_reward_models(tuning, opened)
+    if source := tuning.distillation.teacher:
+        with model_loading.replace_error_key(distillation.TEACHER_KEY):
+            teacher = model_loading.load_outline(source)
+        distillation.check_vocabulary(source, teacher.tokenizer, teacher.config, outline.tokenizer, outline.config)
+        model_support.check_context(tuning, teacher.config, distillation.TEACHER_KEY, source)
+        tuning = distillation.pin_teacher(tuning, teacher.base)
     return config.model_copy(update={"fine_tuning": tuning})
 
 

@@ -16,6 +16,7 @@ STAGE_LABELS = {
 # Display names in the Kubeflow UI.
 STEP_TITLES = {
     "check_the_platform": "Check the platform",
+    "check_chain": "Check the chain",
     "resolve": "Plan the run",
     "plan_one": "Plan the stage",
     "data_curation": "Curate the data",

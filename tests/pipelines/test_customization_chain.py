@@ -30,6 +30,7 @@ def write_chain(folder: Path, *sections: dict[str, Any]) -> list[Path]:
     paths = [folder / f"{number}.yaml" for number in range(len(sections))]
     for path, section in zip(paths, sections, strict=True):
         values = {"data_curation": {"sources": ["raw.jsonl"]}, "fine_tuning": section}
+        values["model_registry"] = {"name": f"model-{path.stem}"}
         path.write_text(yaml.safe_dump(values))
     return paths
 
@@ -70,6 +71,15 @@ def test_reward_model_of_a_chain_scores_the_answers_of_the_model_before_it(tmp_p
     assert chain[2].customization.fine_tuning.base_model == "/a"
     with pytest.raises(ConfigurationError, match=r"1\.yaml: .* no customization before it trains a reward model"):
         load_chain(write_chain(tmp_path, {"base_model": "/a"}, rewarded), [])
+
+
+def test_reward_model_and_language_model_of_a_chain_have_different_names(tmp_path: Path) -> None:
+    paths = write_chain(tmp_path, {}, {"objective": "reward"}, {})
+    with pytest.raises(
+        ConfigurationError, match=r"name is one in .*0\.yaml and in .*1\.yaml, of which one trains a reward"
+    ):
+        load_chain(paths, ["model_registry.name=one"])
+    assert len(load_chain([paths[0], paths[2]], ["model_registry.name=one"])) == 2
 
 
 def test_virtual_tokens_cannot_be_tuned_further(tmp_path: Path) -> None:

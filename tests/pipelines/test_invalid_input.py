@@ -1285,7 +1285,8 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     "the package cannot be published: …": ("engine_missing", 1),
 }
 # The tests are in tests/common/test_weight_integrity.py and test_tokenization_check.py, in test_chaining.py,
-# test_mixing.py, test_long_rows.py and test_recipe_defaults.py of tests/fine_tuning, and in tests/pipelines/test_customization_chain.py.
+# test_mixing.py, test_long_rows.py and test_recipe_defaults.py of tests/fine_tuning, and in
+# tests/pipelines/test_customization_chain.py and test_compiled_chain.py.
 MODEL_ERRORS = {
     "fine_tuning.base_model: … of … has … bytes; expected at most …": ("configuration", 2),
     "fine_tuning.base_model: the chat template of … takes more than 30 seconds for short conversations": (
@@ -1313,6 +1314,12 @@ MODEL_ERRORS = {
     "fine_tuning.base_model: … contains adapter_config.json, which refers to another base model": ("configuration", 2),
     "fine_tuning.base_model: the adapter of type … in … cannot be merged into its base model": ("configuration", 2),
     "… tunes the model of …, whose adaptation … cannot be merged into a base model": ("configuration", 2),
+    "model_registry.name is … in … and in …, of which one trains a reward model and the other a language model": (
+        "configuration",
+        2,
+    ),
+    "configurations trains …; the pipeline is compiled for …": ("configuration", 2),
+    "--pipeline … has … configurations; only --pipeline customization accepts several": ("usage", 2),
     "fine_tuning.grpo.rewards[…].model: … is not a reward model": ("configuration", 2),
     "fine_tuning.grpo.rewards[…].model: the tokenizer or chat template of … differs from that of the base model": (
         "configuration",

@@ -6,6 +6,7 @@ long: it builds the environments of four images and runs whole pipelines.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ import yaml
 from components.common.artifacts import artifact_folder
 from components.common.runtime import container_images
 from tests import image_packages, kfp_launcher
-from tests.pipelines.command import answer
+from tests.pipelines.command import ROOT, answer
+from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
 STEP_EXTRAS = ("pipeline", "tracking")  # imported by every step
@@ -57,14 +59,19 @@ def image_variables(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
     return get_variables
 
 
-def compile_for_pods(project: Path, pipeline: str = "customization") -> str:
-    """Compile the project's customization for a volume that pods mount at the project folder."""
+def write_platform(project: Path) -> None:
+    """Write the platform.yaml of a volume that pods mount at the project folder."""
     platform = {
         "volume": {"mount": str(project), "folder": "pods"},
         "mlflow": {"ui": "https://mlflow.example"},
         "environment": {"TUNELINE_THREADS": os.environ.get("TUNELINE_THREADS", "")},
     }
     (project / "platform.yaml").write_text(yaml.safe_dump(platform))
+
+
+def compile_for_pods(project: Path, pipeline: str = "customization") -> str:
+    """Compile the project's customization for `write_platform`."""
+    write_platform(project)
     paths = {"data_curation.sources": f"[{project / 'raw.jsonl'}]", "fine_tuning.base_model": str(project / "tiny")}
     overrides = [part for key, path in paths.items() for part in ("--set", f"{key}={path}")]
     options = ["-c", "customization.yaml", "-p", "platform.yaml", "--pipeline", pipeline]
@@ -153,3 +160,45 @@ def test_single_stage_gives_the_artifact_of_the_whole_pipeline(
         return
     assert outputs["Output"] == artifact_folder.read(Path(first["artifacts"][kind]), kind).sha256
     assert not new, "the stored artifact is reused"
+
+
+STAGES = ("resolve", "data-curation", "data-versioning", "fine-tuning", "evaluation")
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+def test_chain_of_rlhf_gives_the_artifacts_of_a_local_chain(
+    tmp_path: Path, image_variables: Callable[[str], dict[str, str]]
+) -> None:
+    """The models learn little in 20 steps; the gate decides about them as it does locally."""
+    shutil.copytree(ROOT / "examples" / "rlhf", tmp_path / "rlhf")
+    configs = [tmp_path / "rlhf" / f"{name}.yaml" for name in ("sft", "reward", "rlhf")]
+    for config in configs:
+        config.write_text(config.read_text().replace("sources: [", f"sources: [{tmp_path}/rlhf/"))
+    write_platform(tmp_path)
+    base = tiny_model(tmp_path / "tiny")
+    settings = {"max_steps": 20, "learning_rate": 5e-3, "validation_rows": 8, "base_model": base}
+    options = [part for path in configs for part in ("-c", path)]
+    options += [part for key, value in settings.items() for part in ("--set", f"fine_tuning.{key}={value}")]
+    options += ["--set", "triton_packaging.prove=false"]
+
+    def run_pods(name: str, *more: str) -> list[str]:
+        answer("compile", *options, *more, "-p", "platform.yaml", "-o", name, cwd=tmp_path)
+        compiled = (tmp_path / name).read_text(encoding="utf-8")
+        return kfp_launcher.run(compiled, {}, tmp_path / "steps" / name, image_variables)[1]
+
+    ran = run_pods("chain.yaml")
+    sft, reward, rlhf = answer("run", *options, "--workdir", "wd", cwd=tmp_path, timeout_seconds=1800)["chain"]
+    packaged = ["triton-packaging", "registration", "promotion", "report"]
+    expected = [f"sft-{step}" for step in (*STAGES, *packaged)]
+    expected += [f"reward-{step}" for step in (*STAGES, "registration", "report")]
+    kept = packaged if rlhf["verdict"] == "accepted" else ["registration-2", "report"]
+    assert ran == ["check-the-platform", "check-chain", *expected, *(f"rlhf-{step}" for step in (*STAGES, *kept))]
+    assert [run["verdict"] for run in (sft, reward)] == ["accepted", "accepted"]
+    stores = [tmp_path / folder / "store" for folder in ("pods", "wd")]
+    pods, local = ({path.parent.name for path in store.glob("*/manifest.json")} for store in stores)
+    assert (
+        pods == local == {Path(path).name for run in (sft, reward, rlhf) for path in run["artifacts"].values() if path}
+    )
+    ran = run_pods("refused.yaml", "--set", "evaluation.gate=[{metric: held_out.loss, min_gain: 100}]")
+    assert ran[2:] == [f"sft-{step}" for step in (*STAGES, "registration-2", "report")]
