@@ -96,7 +96,7 @@ def run(
     if len(chain) > 1:
         from pipelines.steps import chain_check
 
-        with open_workdir("checks", as_json, workdir) as (reporter, work):
+        with open_workdir("checks", as_json, workdir, tracking_uri) as (reporter, work):
             for link in chain[1:]:
                 run_costs.build_meter(work, link.customization, target.cost_rates, target.team_budgets).check(
                     stage_cost.add_costs([])

@@ -79,6 +79,7 @@ from pipelines.steps import curation_inputs, policy_preflight
 from pipelines.steps.curation_inputs import CurationInputs
 from pipelines.steps.input_resolution import (
     build_plans,
+    check_champion_kind,
     check_evaluation_tasks,
     check_training_models,
     drop_placement,
@@ -378,6 +379,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             base_sha256 = outline.base.sha256 if outline.base else None
             initial_sha256 = find_initial_adapter(config, base_sha256, outline.config)
             config = check_training_models(config, outline)
+            check_champion_kind(config, workdir)
             workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
             _check_services(config, workdir, inputs, reporter)
             repository = curation_inputs.repository_root(config, workdir, scratch)

@@ -18,8 +18,9 @@ def check_later_customizations(chain: Sequence[ChainedCustomization], work: Work
     """Check what would otherwise be checked after the first training run; a run itself checks the first customization.
 
     Raises:
-        ConfigurationError, InputError: a source, a model or an evaluation task of a later customization is invalid, or a
-            reward model would read other tokens than the model that it scores.
+        ConfigurationError, InputError: a source, a model or an evaluation task of a later customization is invalid, its
+            model and the champion are of different kinds, or a reward model would read other tokens than the model that it
+            scores.
     """
     for link in chain[1:]:
         _check_inputs(link.customization, work, reporter)
@@ -34,6 +35,7 @@ def _check_inputs(customization: Customization, work: Workdir, reporter: Reporte
     for recipe in customization.fine_tuning.recipes.values():
         model_support.check_model(recipe, outline.config)
     input_resolution.check_training_models(customization, outline)
+    input_resolution.check_champion_kind(customization, work)
     input_resolution.check_evaluation_tasks(customization, lambda: (outline.tokenizer, outline.config), reporter)
 
 

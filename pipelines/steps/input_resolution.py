@@ -322,6 +322,12 @@ def select_incumbent(found: RegisteredModel | None, finetune_key: str) -> str | 
     return found.incumbent_sha256 if found.finetune_key == finetune_key else found.model_sha256
 
 
+def check_champion_kind(config: Customization, workdir: Workdir) -> None:
+    """Raise ConfigurationError if one of model and champion is a reward model; not if this store lacks the champion."""
+    champion = find_champion(config.model_registry.name)
+    _check_incumbent_kind(config, workdir, champion.model_sha256 if champion else None)
+
+
 def _check_incumbent_kind(config: Customization, workdir: Workdir, incumbent: str | None) -> None:
     """Raise ConfigurationError if one of candidate and incumbent is a reward model, and the other is not."""
     manifest = artifact_store.read_manifest(workdir.store, incumbent) if incumbent else None

@@ -82,6 +82,18 @@ def test_reward_model_and_language_model_of_a_chain_have_different_names(tmp_pat
     assert len(load_chain([paths[0], paths[2]], ["model_registry.name=one"])) == 2
 
 
+def test_dry_run_refuses_a_reward_model_with_another_tokenizer(tmp_path: Path) -> None:
+    bases = [tiny_model(tmp_path / "tiny"), tiny_model(tmp_path / "other")]
+    (bases[1] / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    rewarded = {"objective": "grpo", "grpo": {"rewards": [{"kind": "reward_model", "model": "previous"}]}}
+    sections = {"base_model": str(bases[0])}, {"objective": "reward", "base_model": str(bases[1])}, rewarded
+    options = [part for path in write_chain(tmp_path, *sections) for part in ("-c", path)]
+    for arguments in (["--dry-run"], []):
+        process = run_in_process("run", *options, *arguments, "--workdir", tmp_path / "wd", "--json", cwd=tmp_path)
+        assert process.returncode == 2
+        assert "whose tokenizer or chat template differs" in json.loads(process.stdout)["error"]["message"]
+
+
 def test_virtual_tokens_cannot_be_tuned_further(tmp_path: Path) -> None:
     paths = write_chain(tmp_path, {"adaptation": "p_tuning"}, {})
     with pytest.raises(

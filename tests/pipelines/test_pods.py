@@ -197,8 +197,7 @@ def test_chain_of_rlhf_gives_the_artifacts_of_a_local_chain(
     assert [run["verdict"] for run in (sft, reward)] == ["accepted", "accepted"]
     stores = [tmp_path / folder / "store" for folder in ("pods", "wd")]
     pods, local = ({path.parent.name for path in store.glob("*/manifest.json")} for store in stores)
-    assert (
-        pods == local == {Path(path).name for run in (sft, reward, rlhf) for path in run["artifacts"].values() if path}
-    )
+    made = {Path(path).name for run in (sft, reward, rlhf) for path in run["artifacts"].values() if path}
+    assert made < pods == local, "the stores also have the base model into which the adapter of sft is merged"
     ran = run_pods("refused.yaml", "--set", "evaluation.gate=[{metric: held_out.loss, min_gain: 100}]")
     assert ran[2:] == [f"sft-{step}" for step in (*STAGES, "registration-2", "report")]

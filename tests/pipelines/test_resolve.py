@@ -12,6 +12,7 @@ import pytest
 from components.common import pipeline_step
 from components.common.artifacts import artifact_folder
 from components.common.models import model_loading
+from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from components.fine_tuning import sweep
@@ -65,6 +66,19 @@ def test_deleted_incumbent_is_replaced_by_the_champion(
     assert (
         input_resolution._fetch_incumbent(CONFIG, Workdir(tmp_path / "fresh"), RECIPE, SilentReporter()) == champions[1]
     )
+
+
+@pytest.mark.mlflow
+def test_champion_of_another_kind_is_found_before_the_run(champions: tuple[str, str], tmp_path: Path) -> None:
+    work = Workdir(tmp_path / "fresh")
+    reward = Customization.model_validate({"model_registry": {"name": NAME}, "fine_tuning": {"objective": "reward"}})
+    input_resolution.check_champion_kind(reward, work)  # the store lacks the champion
+    assert input_resolution._fetch_incumbent(CONFIG, work, "some other key", SilentReporter()) == champions[1]
+    input_resolution.check_champion_kind(CONFIG, work)
+    with pytest.raises(
+        ConfigurationError, match=f"the champion of {NAME} is a language model; objective reward trains"
+    ):
+        input_resolution.check_champion_kind(reward, work)
 
 
 @pytest.mark.parametrize("is_transient", [True, False])
