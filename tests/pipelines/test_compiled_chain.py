@@ -18,6 +18,7 @@ from pipelines.definition import compilation, run_parameters
 from pipelines.definition.chain_steps import ChainStep, name_steps
 from pipelines.kubeflow import submission
 from pipelines.kubeflow.preflight import kubeflow_pods
+from tests.kfp_api import KfpApi, serving
 from tests.pipelines.command import ROOT, answer_in_process, run_in_process
 from tests.pipelines.test_compiled import PLATFORM_TEXT, find_tasks, load_documents
 
@@ -165,6 +166,22 @@ def test_changed_configurations_must_fit_the_compiled_tasks(tmp_path: Path, comp
     )
     with pytest.raises(ConfigurationError, match=r"the parameter `configurations\[0\]` is a list"):
         submission.check_chain_parameter(declared, {"configurations": ["- a"]})
+
+
+def test_submitted_chain_is_one_run_and_its_parameter_is_checked(tmp_path: Path) -> None:
+    options = [part for path in write_configurations(tmp_path) for part in ("-c", path)]
+    with serving(KfpApi()) as api:
+        server = ("--endpoint", api.url, "--experiment", "rlhf")
+        answer_in_process("submit", *options, *server, cwd=tmp_path)
+        (created,) = [call.json for call in api.calls if (call.method, call.path) == ("POST", "/apis/v2beta1/runs")]
+        assert created["pipeline_spec"]["pipelineInfo"]["name"] == "tuneline-chain"
+        assert len(api.runs) == 1
+        process = run_in_process(
+            "submit", *options, *server, "--param", "configurations=['seed: 2']", "--json", cwd=tmp_path
+        )
+        assert process.returncode == 2
+        assert json.loads(process.stdout)["error"]["message"].startswith("configurations trains [0] a language model; ")
+        assert len(api.runs) == 1
 
 
 def test_check_chain_finds_a_missing_source_of_a_later_customization(
