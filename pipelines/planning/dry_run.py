@@ -397,6 +397,8 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                 reading_seconds = time.monotonic() - started
                 reporter.step("tokenizing the training rows")
                 completed, tokens, examples_by_source = _count_tokens(curated, config, outline, shape, reporter)
+                if config.fine_tuning.max_length is None:  # the contexts can be checked with the chosen length
+                    check_training_models(config.model_copy(update={"fine_tuning": completed.recipe}), outline)
                 test_rows = (
                     training_overlap.build_row(str(number), content)
                     for number, content in enumerate(curated.iterate_contents("test"), start=1)

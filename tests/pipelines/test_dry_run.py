@@ -268,6 +268,18 @@ def test_memory_and_digest_of_the_teacher_are_part_of_the_estimate(estimate: Est
         estimate(*options, "fine_tuning.distillation.teacher=nowhere")
 
 
+def test_context_of_the_teacher_is_compared_with_the_chosen_length(estimate: Estimate, fresh_project: Path) -> None:
+    teacher = shutil.copytree(fresh_project / "tiny", fresh_project / "short")
+    values = json.loads((teacher / "config.json").read_text()) | {"max_position_embeddings": 24}
+    (teacher / "config.json").write_text(json.dumps(values))
+    options = ["fine_tuning.objective=distill", "fine_tuning.distillation.max_answer_tokens=8"]
+    options += [f"fine_tuning.distillation.teacher={teacher}", "fine_tuning.max_length=null"]
+    with pytest.raises(
+        ConfigurationError, match=r"distillation\.teacher: the context of .*short is 24 tokens; rows of"
+    ):
+        estimate(*options)
+
+
 def test_reward_model_is_not_packaged(fresh_project: Path, estimate: Estimate) -> None:
     row = {"prompt": "May I?", "chosen": "Yes, you may.", "rejected": "No."}
     rows = [{**row, "prompt": f"May I take item {n}?"} for n in range(40)]
