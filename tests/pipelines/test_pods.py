@@ -182,8 +182,8 @@ def test_chain_of_rlhf_gives_the_artifacts_of_a_local_chain(
     options += [part for key, value in settings.items() for part in ("--set", f"fine_tuning.{key}={value}")]
     options += ["--set", "triton_packaging.prove=false"]
 
-    def run_pods(name: str, *more: str) -> list[str]:
-        answer("compile", *options, *more, "-p", "platform.yaml", "-o", name, cwd=tmp_path)
+    def run_pods(name: str) -> list[str]:
+        answer("compile", *options, "-p", "platform.yaml", "-o", name, cwd=tmp_path)
         compiled = (tmp_path / name).read_text(encoding="utf-8")
         return kfp_launcher.run(compiled, {}, tmp_path / "steps" / name, image_variables)[1]
 
@@ -199,5 +199,8 @@ def test_chain_of_rlhf_gives_the_artifacts_of_a_local_chain(
     pods, local = ({path.parent.name for path in store.glob("*/manifest.json")} for store in stores)
     made = {Path(path).name for run in (sft, reward, rlhf) for path in run["artifacts"].values() if path}
     assert made < pods == local, "the stores also have the base model into which the adapter of sft is merged"
-    ran = run_pods("refused.yaml", "--set", "evaluation.gate=[{metric: held_out.loss, min_gain: 100}]")
+    values = yaml.safe_load(configs[0].read_text())
+    values["evaluation"]["gate"] = [{"metric": "held_out.loss", "min_gain": 100}]
+    configs[0].write_text(yaml.safe_dump(values))
+    ran = run_pods("refused.yaml")
     assert ran[2:] == [f"sft-{step}" for step in (*STAGES, "registration-2", "report")]
