@@ -16,7 +16,7 @@ from pipelines.gateway.backend_protocols import AnswerChunk
 from pipelines.gateway.errors import RequestError
 from pipelines.gateway.openai_requests import GenerationCall, spread_seed
 from pipelines.gateway.telemetry import AnswerMeasures
-from pipelines.gateway.tool_calls import CallBuffer, split_calls
+from pipelines.gateway.tool_calls import CallBuffer
 from pipelines.gateway.triton_models import ServedModel, TritonModels
 
 DONE = b"data: [DONE]\n\n"
@@ -182,7 +182,7 @@ class Completion:
             return {**common, "text": choice.text}
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if self.call.tool_choice:
-            text, calls = split_calls(choice.text, self.call.tool_choice)
+            text, calls = self.call.tool_choice.split(choice.text)
             if calls:
                 message |= {"content": text or None, "tool_calls": self._format_calls(number, calls)}
                 common["finish_reason"] = "tool_calls"

@@ -19,7 +19,7 @@ MAX_JSON_DEPTH, MAX_JSON_VALUES = 64, 100_000
 MAX_CHOICES = 8
 MAX_SEED = 2**63 - 1
 # Fields that change nothing about the answer: the gateway accepts and ignores any value.
-IGNORED_FIELDS = frozenset({"user", "safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls"})
+IGNORED_FIELDS = frozenset({"user", "safety_identifier", "prompt_cache_key", "metadata"})
 # Fields that are not implemented, with the values that request nothing.
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
@@ -144,6 +144,7 @@ class ChatRequest(_Sampling):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], FailFast()] = []
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
 
 class CompletionRequest(_Sampling):
@@ -235,7 +236,8 @@ def parse_chat(body: Mapping[str, Any]) -> GenerationCall:
         inputs["logprobs"], needs["logprobs"] = logprobs, "logprobs"
     elif request.top_logprobs:
         raise invalid("top_logprobs requires logprobs: true", "top_logprobs")
-    choice = ToolChoice.parse(request.tool_choice, [tool.function.name for tool in request.tools])
+    names = [tool.function.name for tool in request.tools]
+    choice = ToolChoice.parse(request.tool_choice, names, is_single=not request.parallel_tool_calls)
     if choice and request.tools:
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
         inputs["tools"], needs["tools"] = json.dumps(tools, ensure_ascii=False), "tools"

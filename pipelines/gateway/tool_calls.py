@@ -1,29 +1,27 @@
-"""Tool calls in the text of an answer: the formats of the model families, and the schema that forces a call."""
+"""Tool calls of a request: the functions that an answer may call, the schema that forces a call, and streamed calls."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.common.models.tool_messages import END_TAG, TAG
+from components.common.models.tool_calls import JSON_OPENINGS, OPENINGS, Call, split_calls
 from pipelines.gateway.errors import invalid
 
-MAX_PARSED_CHARACTERS = 128 * 1024
-# Openings of calls: Hermes and Qwen, Llama 3, Mistral, and bare JSON, which Llama 3 and Mistral leave when the special
-# tokens before it are not part of the text.
-OPENINGS = (TAG, "<|python_tag|>", "[TOOL_CALLS]")
 DEFINITIONS = ("$defs", "definitions")
-JSON_OPENINGS = ("{", "[", "```json")
 
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """The tools that an answer may call. `forced` is the name of a tool that it must call, or "*" for any tool."""
+    """The tools that an answer may call.
+
+    `forced` is the name of a tool that it must call, or "*" for any tool. `is_single` limits an answer to one call.
+    """
 
     names: frozenset[str]
     forced: str = ""
+    is_single: bool = False
 
     @property
     def is_forced(self) -> bool:
@@ -34,13 +32,21 @@ class ToolChoice:
         """Return whether the answer may call this tool."""
         return name in self.names and self.forced in ("", "*", name)
 
+    def split(self, text: str) -> tuple[str, list[Call]]:
+        """Split an answer into its text and its calls; without a valid call, return it unchanged."""
+        rest, calls = split_calls(text, self.allows)
+        return rest, calls[:1] if self.is_single else calls
+
     @staticmethod
-    def parse(value: str | Mapping[str, Any] | None, names: Sequence[str]) -> ToolChoice | None:
+    def parse(
+        value: str | Mapping[str, Any] | None, names: Sequence[str], *, is_single: bool = False
+    ) -> ToolChoice | None:
         """Return the choice of a request, or None if the answer may call no tool.
 
         Args:
             value: the field `tool_choice`.
             names: names of the request's tools.
+            is_single: whether an answer may contain only one call (`parallel_tool_calls: false`).
 
         Raises:
             RequestError: the field is invalid, or names a tool that the request does not have.
@@ -54,7 +60,7 @@ class ToolChoice:
         if value == "none":
             return None
         if value in (None, "auto"):
-            return ToolChoice(frozenset(names))
+            return ToolChoice(frozenset(names), "", is_single)
         if value == "required":
             return ToolChoice(frozenset(names), "*")
         function = value.get("function") if isinstance(value, Mapping) and value.get("type") == "function" else None
@@ -107,56 +113,6 @@ def _move_references(schema: Any, name: str) -> Any:
     return moved
 
 
-def split_calls(text: str, choice: ToolChoice) -> tuple[str, list[tuple[str, str]]]:
-    """Split an answer into its text and its calls, as (name, arguments as JSON text).
-
-    An answer without a valid call of an allowed tool is returned unchanged.
-    """
-    if len(text) > MAX_PARSED_CHARACTERS:
-        return text, []
-    calls: list[tuple[str, str]] = []
-    if TAG in text:
-        rest = text.split(TAG)
-        content = rest[0]
-        for part in rest[1:]:
-            body, _, after = part.partition(END_TAG)
-            parsed = _read_calls(body, choice)
-            calls.extend(parsed)
-            content += after if parsed else TAG + part
-        return (content.strip(), calls) if calls else (text, [])
-    body = text.strip()
-    for opening in OPENINGS[1:]:
-        before, found, after = body.partition(opening)
-        if found:
-            calls = _read_calls(after, choice)
-            return (before.strip(), calls) if calls else (text, [])
-    body = body.removeprefix("```json").removesuffix("```").strip()
-    calls = _read_calls(body, choice) if body.startswith(JSON_OPENINGS) else []
-    return ("", calls) if calls else (text, [])
-
-
-def _read_calls(body: str, choice: ToolChoice) -> list[tuple[str, str]]:
-    """Read one call, a list of calls, or calls separated by semicolons (Llama 3)."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        if ";" not in body:
-            return []
-        try:
-            value = [json.loads(part) for part in body.split(";")]
-        except (ValueError, RecursionError):
-            return []
-    calls = []
-    for each in value if isinstance(value, list) else [value]:
-        call = each.get("function", each) if isinstance(each, dict) and isinstance(each.get("function"), dict) else each
-        name = call.get("name") if isinstance(call, dict) else None
-        arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
-        if not isinstance(name, str) or not choice.allows(name) or not isinstance(arguments, dict):
-            return []
-        calls.append((name, json.dumps(arguments, ensure_ascii=False)))
-    return calls
-
-
 class CallBuffer:
     """Holds back the part of a streamed answer that may be a tool call."""
 
@@ -173,20 +129,19 @@ class CallBuffer:
         self._has_sent = self._has_sent or bool(ready.strip())
         return ready
 
-    def finish(self) -> tuple[str, list[tuple[str, str]]]:
+    def finish(self) -> tuple[str, list[Call]]:
         """Return the rest of the text and the calls."""
-        return split_calls(self._text, self._choice)
+        return self._choice.split(self._text)
 
     def _find_opening(self) -> int:
         """Return the position of a possible opening; hold everything after a complete one."""
-        for opening in OPENINGS:
-            if (position := self._text.find(opening)) >= 0:
-                self._is_held = True
-                return position
         stripped = self._text.lstrip()
         if not self._has_sent and (not stripped or stripped.startswith(JSON_OPENINGS)):
             self._is_held = bool(stripped)
             return 0
+        if found := [self._text.index(opening) for opening in OPENINGS if opening in self._text]:
+            self._is_held = True
+            return min(found)
         if not self._has_sent and any(opening.startswith(stripped) for opening in JSON_OPENINGS):
             return 0
         longest = max(map(len, OPENINGS)) - 1

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-TAG, END_TAG = "<tool_call>", "</tool_call>"
+from components.common.models.tool_calls import format_call
+
 INSTRUCTION = """You can call functions. Each line between <tools> and </tools> is the JSON definition of one function.
 <tools>
 {definitions}
 </tools>
 To call a function, answer only with the call, one line for each call:
-{tag}{{"name": "the function's name", "arguments": {{"argument": "value"}}}}{end_tag}
+{{"name": "the function's name", "arguments": {{"argument": "value"}}}}
 Otherwise answer in plain text."""
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
@@ -41,11 +42,17 @@ def describe_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] |
         messages: messages in OpenAI's format, or those of a dataset, whose calls are text.
         tools: tools in OpenAI's format, or the definitions of their functions; None for a conversation without tools.
     """
-    described = [_write_as_text(message) for message in messages]
+    described = [
+        {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        if message["role"] == "tool"
+        else write_calls_as_text(message)
+        for message in messages
+    ]
     if tools:
         functions = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
-        definitions = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
-        instruction = INSTRUCTION.format(definitions=definitions, tag=TAG, end_tag=END_TAG)
+        # Sorted, as curation writes the tools of a dataset's rows.
+        definitions = "\n".join(json.dumps(function, ensure_ascii=False, sort_keys=True) for function in functions)
+        instruction = INSTRUCTION.format(definitions=definitions)
         if described and described[0]["role"] == "system":
             described[0]["content"] = f"{described[0]['content']}\n\n{instruction}"
         else:
@@ -53,10 +60,11 @@ def describe_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] |
     return described
 
 
-def _write_as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = [
-        f"{TAG}{json.dumps(call['function'], ensure_ascii=False)}{END_TAG}" for call in message.get("tool_calls", ())
-    ]
-    return {"role": message["role"], "content": "\n".join([*filter(None, [message["content"]]), *calls])}
+def write_calls_as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message's role and text, followed by its `tool_calls` as lines of JSON, as in the rows of a dataset."""
+    lines = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"].get("arguments") or {}
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        lines.append(format_call(call["function"]["name"], value))
+    return {"role": message["role"], "content": "\n".join([*filter(None, [message.get("content")]), *lines])}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.common.models.tool_calls import format_call
 from components.data_curation.reading.raw_records import (
     MAX_QUOTED_CHARACTERS,
     TOO_DEEP_MESSAGE,
@@ -325,7 +326,7 @@ def _format_call(call: object) -> str:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = _parse_json_field(arguments, "the arguments of a tool call")
-    return json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
+    return format_call(function["name"], arguments)
 
 
 def _parse_json_field(text: str, owner: str) -> Any:

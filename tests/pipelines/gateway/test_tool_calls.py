@@ -7,8 +7,9 @@ import random
 import jsonschema
 import pytest
 
+from components.common.models.tool_calls import MAX_PARSED_CHARACTERS
 from pipelines.gateway.errors import RequestError
-from pipelines.gateway.tool_calls import MAX_PARSED_CHARACTERS, CallBuffer, ToolChoice, build_call_schema, split_calls
+from pipelines.gateway.tool_calls import CallBuffer, ToolChoice, build_call_schema
 
 AUTO = ToolChoice(frozenset({"find", "add"}))
 FIND, ADD = ("find", '{"q": "x"}'), ("add", '{"a": 1}')
@@ -28,6 +29,14 @@ ANSWERS = {
     "Mistral": ('[TOOL_CALLS] [{"name": "find", "arguments": {"q": "x"}}]', "", [FIND]),
     "Mistral without special tokens": ('[{"name": "find", "arguments": {"q": "x"}}]', "", [FIND]),
     "JSON in a code block": ('```json\n{"name": "find", "arguments": {"q": "x"}}\n```', "", [FIND]),
+    "dataset rows, two calls": ('{"name": "find", "arguments": {"q": "x"}}\n{"name": "add", "arguments": {"a": 1}}', "", [FIND, ADD]),
+    "dataset rows, calls after a text": (
+        'Let me look.\n{"name": "find", "arguments": {"q": "x"}}\n{"name": "add", "arguments": {"a": 1}}',
+        "Let me look.",
+        [FIND, ADD],
+    ),
+    "a semicolon in an argument": ('{"name": "find", "parameters": {"q": "a; b"}}; {"name": "add", "parameters": {"a": 1}}', "", [("find", '{"q": "a; b"}'), ADD]),
+    "arguments as text": ('{"name": "find", "arguments": "{\\"q\\": \\"x\\"}"}', "", [FIND]),
     "OpenAI's own form": ('{"type": "function", "function": {"name": "find", "arguments": {"q": "x"}}}', "", [FIND]),
 }  # fmt: skip
 TEXTS = {
@@ -38,6 +47,10 @@ TEXTS = {
     "an unfinished call": '<tool_call>{"name": "find", "argum',
     "an angle bracket": "a <b> and <tool",
     "a list": "[1, 2, 3]",
+    "a call after another object": 'See:\n{"name": "Ada"}\n{"name": "find", "arguments": {"q": "x"}}',
+    "text after a call": '{"name": "find", "arguments": {"q": "x"}}\nDone.',
+    "a number that JSON does not have": '{"name": "add", "arguments": {"a": NaN}}',
+    "an unfinished call after a text": 'Let me look.\n{"name": "find", "argum',
     "a deeply nested list": "[" * 100_000,
     "white space": "  \n",
     "a very long answer": '{"name": "find", "arguments": {"q": "' + "x" * MAX_PARSED_CHARACTERS + '"}}',
@@ -47,18 +60,18 @@ TEXTS = {
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_calls_are_found(answer: tuple[str, str, list[tuple[str, str]]]) -> None:
     text, content, calls = answer
-    assert split_calls(text, AUTO) == (content, calls)
+    assert AUTO.split(text) == (content, calls)
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_other_answers_stay_text(text: str) -> None:
-    assert split_calls(text, AUTO) == (text, [])
+    assert AUTO.split(text) == (text, [])
 
 
 @pytest.mark.parametrize("text", [*(each[0] for each in ANSWERS.values()), *TEXTS.values()], ids=[*ANSWERS, *TEXTS])
 def test_a_streamed_answer_has_the_same_text_and_calls(text: str) -> None:
     choices = random.Random(1)
-    expected_text, expected_calls = split_calls(text, AUTO)
+    expected_text, expected_calls = AUTO.split(text)
     for _ in range(5):
         buffer, sent, position = CallBuffer(AUTO), "", 0
         while position < len(text):
@@ -83,7 +96,7 @@ def test_a_forced_choice_allows_only_its_tool() -> None:
     assert forced is not None
     assert forced.is_forced
     assert [forced.allows(name) for name in names] == [False, True]
-    assert split_calls('{"name": "find", "arguments": {}}', forced)[1] == []
+    assert forced.split('{"name": "find", "arguments": {}}')[1] == []
 
 
 def test_the_call_schema_accepts_calls_with_shared_definitions() -> None:
@@ -116,6 +129,15 @@ def test_the_call_schema_accepts_calls_with_shared_definitions() -> None:
 
 def test_long_white_space_is_parsed_in_linear_time() -> None:
     text = "a" + " " * 100_000 + "b"
-    assert split_calls(text, AUTO) == (text, [])
+    assert AUTO.split(text) == (text, [])
     fenced = "```json" + " " * 100_000 + '{"name": "find", "arguments": {"q": "x"}}' + " " * 20_000 + "```"
-    assert split_calls(fenced, AUTO) == ("", [FIND])
+    assert AUTO.split(fenced) == ("", [FIND])
+
+
+def test_a_client_that_handles_one_call_gets_the_first() -> None:
+    text = ANSWERS["dataset rows, calls after a text"][0]
+    single = ToolChoice(AUTO.names, is_single=True)
+    buffer = CallBuffer(single)
+    assert buffer.feed(text) == "Let me look."
+    assert single.split(text) == ("Let me look.", [FIND])
+    assert buffer.finish() == ("", [FIND])
