@@ -28,6 +28,7 @@ from components.evaluation.tasks.personal_data import PersonalData, PersonalData
 from components.evaluation.tasks.preference import Preference, PreferenceTask
 from components.evaluation.tasks.refusal import Refusal, RefusalTask
 from components.evaluation.tasks.reward import Reward, RewardTask
+from components.evaluation.tasks.tool_calls import ToolCalls, ToolCallsTask
 from components.evaluation.tasks.toxicity import Toxicity, ToxicityTask
 
 
@@ -76,6 +77,7 @@ TASK_KINDS = {
         TaskKind(Memorisation, MemorisationTask, scores_likelihoods=True, generates_answers=True),
         TaskKind(Refusal, RefusalTask, generates_answers=True),
         TaskKind(AnswerChecks, AnswerChecksTask, generates_answers=True),
+        TaskKind(ToolCalls, ToolCallsTask, generates_answers=True),
         TaskKind(Reward, RewardTask, scores_rewards=True, row_kind="preference"),
     )
 }
