@@ -35,7 +35,7 @@ def is_equal(first: object, second: object) -> bool:
 
 
 def _compute_share(found: Call, expected: Call) -> float:
-    """Return the share of equal arguments of two calls: 0 for different functions, 1 for two calls without arguments."""
+    """Return the share of equal arguments; 0 for different functions, 1 for two calls without arguments."""
     if found[0] != expected[0]:
         return 0.0
     names = found[1].keys() | expected[1].keys()

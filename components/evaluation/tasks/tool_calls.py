@@ -6,6 +6,7 @@ Answers are read as the gateway reads them, so a call counts exactly if a client
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 ToolCallMetric = Literal["call_accuracy", "argument_match", "valid_calls"]
 CATEGORIES = ("no call", "one call", "several calls")  # slices of the report and the gate
 UNREADABLE: Call = ("", "{}")
+REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
 
 
 class ToolCalls(PromptSettings):
@@ -80,7 +82,7 @@ class ToolCallsTask(Task[ToolCalls]):
             InputError: A row has no prompt or no expected answer, or its tools or calls are invalid.
         """
         items = []
-        for record, messages in self._read_file_rows() if self.settings.data else _read_test_rows(context):
+        for record, messages in self._read_rows() if self.settings.data else _read_test_rows(context):
             tools = item_encoding.read_tools(record)
             parameters = _read_parameters(record, tools)
             if "valid_calls" in self.settings.metrics:
@@ -103,7 +105,8 @@ class ToolCallsTask(Task[ToolCalls]):
             items.append(replace(item, category=category, request={**item.request, **values}))
         return items
 
-    def _read_file_rows(self) -> Iterator[tuple[Record, list[Message]]]:
+    def _read_rows(self) -> Iterator[tuple[Record, list[Message]]]:
+        """Yield the rows of the file and their messages, with calls as text."""
         for record in record_files.read_records(self.settings.data):
             row = dict(record.row)
             if isinstance(messages := row.get("messages"), list):
@@ -118,13 +121,13 @@ class ToolCallsTask(Task[ToolCalls]):
         """Return the answers with one score per item and metric."""
         values: dict[str, list[float]] = {name: [] for name in self.settings.metrics}
         for answer, item in zip(answers, items, strict=True):
-            found = read_calls(answer, item.request)
+            found = _read_calls(answer, item.request)
             for name in self.settings.metrics:
                 values[name].append(METRIC_FUNCTIONS[name](found, item.request))
         return Scores(values, answers=answers)
 
 
-def read_calls(answer: str, request: Request) -> list[Call]:
+def _read_calls(answer: str, request: Request) -> list[Call]:
     """Return the calls of an answer, and a call without a name for calls that cannot be read or are of no tool."""
     text, calls = split_calls(answer, request["parameters"].__contains__)
     return [*calls, UNREADABLE] if has_call_attempt(text) else calls
@@ -159,7 +162,7 @@ METRIC_FUNCTIONS: dict[ToolCallMetric, Callable[[Sequence[Call], Request], float
 }
 
 
-def _build_validator(name: str, schema: Any) -> Validator:
+def _build_validator(name: str, schema: object) -> Validator:
     """Return a validator that also rejects arguments that the schema does not list, unless it allows them."""
     if isinstance(schema, dict) and "properties" in schema and "additionalProperties" not in schema:
         schema = {"unevaluatedProperties": False, **schema}
@@ -184,9 +187,9 @@ def _select_answer(messages: Sequence[Message], functions: Container[str]) -> tu
     return item_encoding.split_last_answer(messages[: last + 1])
 
 
-def _read_parameters(record: Record, tools: str | None) -> dict[str, Any]:
+def _read_parameters(record: Record, tools: str | None) -> dict[str, object]:
     """Return the JSON Schemas of the functions' arguments by name."""
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     for tool in json.loads(tools) if tools else []:
         function = tool.get("function", tool)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -197,15 +200,26 @@ def _read_parameters(record: Record, tools: str | None) -> dict[str, Any]:
     return parameters
 
 
-def _check_parameters(record: Record, parameters: Mapping[str, Any]) -> None:
+def _check_parameters(record: Record, parameters: Mapping[str, object]) -> None:
+    """Raise InputError if a JSON Schema is invalid or refers to another schema."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
     for name, schema in parameters.items():
         try:
-            json_answers.score_schema("{}", _build_validator(name, schema))
+            _build_validator(name, schema)
+            resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+            for reference in REFERENCE.findall(json.dumps(schema)):
+                resolver.lookup(reference)
         except ConfigurationError as error:
             raise record.build_error(f"has invalid tools: {error.message}; correct them or omit valid_calls") from None
+        except Unresolvable as error:
+            problem = f"the parameters of {name} refer to {error.ref}; expected a reference within them"
+            raise record.build_error(f"has invalid tools: {problem}, or metrics without valid_calls") from None
 
 
-def _write_as_text(message: Any) -> Any:
+def _write_as_text(message: Any) -> object:
     """Return a message of OpenAI's format with its calls as text; another value is reported with the messages."""
     try:
         return write_calls_as_text(message)

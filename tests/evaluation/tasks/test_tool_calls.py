@@ -148,7 +148,15 @@ ROW = {"prompt": "Tea!", "tools": TOOLS, "calls": [TEA]}
 INVALID_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "no tools": ({"tools": None}, "has no tools"),
     "a tool without a name": ({"tools": [{"type": "function"}]}, "expected an object with the name of a function"),
-    "invalid parameters": ({"tools": [{**TIMER, "parameters": {"type": "dict"}}]}, "the parameters of set_timer"),
+    "invalid parameters": ({"tools": [{**TIMER, "parameters": {"type": "dict"}}]}, "the parameters of set_timer is not a valid JSON Schema"),
+    "parameters in another file": (
+        {"tools": [{**TIMER, "parameters": {"properties": {"minutes": {"$ref": "https://example.org/s.json"}}}}]},
+        "the parameters of set_timer refer to https://example.org/s.json",
+    ),
+    "a missing definition": (
+        {"tools": [{**TIMER, "parameters": {"properties": {"minutes": {"$ref": "#/$defs/minutes"}}}}]},
+        "the parameters of set_timer refer to /$defs/minutes",
+    ),
     "an unknown function": ({"tools": [STOP]}, "expected {name, arguments} of its tools: stop"),
     "no expected answer": ({"calls": None}, "has no calls, and no answer after a prompt"),
     "calls that are no calls": ({"calls": [{"set_timer": {"minutes": 7}}]}, "has the expected call "),
