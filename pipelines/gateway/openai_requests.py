@@ -54,10 +54,11 @@ class _Strict(BaseModel):
 
 
 class FunctionCall(_Strict):
-    """A call that the assistant made: `arguments` is a JSON object as text."""
+    """A call that the assistant made: `arguments` is a JSON object as text. `parsed_arguments` is the client's own."""
 
     name: str
     arguments: str
+    parsed_arguments: object = None
 
 
 class ToolCall(_Strict):
@@ -65,6 +66,7 @@ class ToolCall(_Strict):
 
     id: str
     type: Literal["function"] = "function"
+    index: int | None = None  # of a streamed call
     function: FunctionCall
 
 

@@ -281,6 +281,8 @@ def test_a_streamed_tool_call(client: openai.OpenAI) -> None:
     assert message.finish_reason == "tool_calls"
     [call] = message.message.tool_calls or []
     assert call.function.name == "get_weather"
+    turn: Any = [*MESSAGES, message.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    assert client.chat.completions.create(model="tiny", messages=turn, tools=[WEATHER], max_tokens=4).choices
 
 
 def test_tools_that_may_be_called_leave_a_text_answer(client: openai.OpenAI) -> None:
