@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run flywheel test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
+.PHONY: images images-check setup run flywheel test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -22,6 +22,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 	@$(BIN)/python -m components.triton_packaging.serving_env || echo "Triton is not available: models will be packaged without a server test (see tuneline doctor)"
 	@$(BIN)/python -m tests.reference --schemas
 	@touch $@
+
+setup: $(VENV)/.ready ## Create .venv with tuneline and its engines
 
 run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to end
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
