@@ -112,9 +112,9 @@ class CurationResult:
         """The kind of all rows."""
         return self.prepared.kind
 
-    def iterate_contents(self, split: str) -> Iterator[dict[str, Any]]:
-        """Yield the content of a split's rows (see rows.CONTENT_COLUMNS), and their `source`."""
-        for begin, table in self.prepared.iterate_tables([*CONTENT_COLUMNS[self.kind], "source"]):
+    def iterate_contents(self, split: str, others: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+        """Yield the content of a split's rows (see rows.CONTENT_COLUMNS), their `source`, and `others`, such as meta."""
+        for begin, table in self.prepared.iterate_tables([*CONTENT_COLUMNS[self.kind], "source", *others]):
             splits = self.verdicts.splits[begin : begin + len(table)]
             yield from (content for content, one in zip(table.to_pylist(), splits, strict=True) if one == split)
 

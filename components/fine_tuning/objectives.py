@@ -228,7 +228,8 @@ def _encode_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int
     ids = chat_templates.encode_prompt(tokenizer, row["prompt"], _parse_tools(row))
     if len(ids) > max_length:
         return EncodedRow([], 0)
-    example = {"prompt": ids, "question": row["question"], "reference": row["reference"], "length": len(ids)}
+    texts = {name: row[name] for name in ("question", "reference", "meta")}
+    example = {"prompt": ids, **texts, "length": len(ids)}
     return EncodedRow([example], 0)
 
 
@@ -245,6 +246,7 @@ def _to_prompt(row: Row, kind: str) -> Iterable[Row]:
             "question": prompt[-1]["content"] or "",
             "reference": reference,
             "tools": row.get("tools"),
+            "meta": row.get("meta") or "{}",
         }
     ]
 
@@ -367,11 +369,13 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         summary="reinforcement learning: the model answers the prompts, and answers with higher rewards than the other "
         "answers to the same prompt become more likely",
         row_mappings={
-            kind: RowMapping([*columns, "tools"], partial(_to_prompt, kind=kind), "the prompts of the last answers")
+            kind: RowMapping(
+                [*columns, "tools", "meta"], partial(_to_prompt, kind=kind), "the prompts of the last answers"
+            )
             for kind, (columns, _, _) in conversation_rows.ROW_KINDS.items()
         },
         encode=_encode_prompt,
-        features={"prompt": TOKEN_LIST, "question": TEXT, "reference": TEXT},
+        features={"prompt": TOKEN_LIST, "question": TEXT, "reference": TEXT, "meta": TEXT},
         trl_method="GRPO",
         collator_path="",
         accepted_rows="conversations (sft, preference or unpaired rows)",

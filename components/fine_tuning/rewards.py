@@ -5,17 +5,18 @@ To add a reward, extend `RewardName` and `REWARDS`; a parameter is a key of `Rew
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from components.common.answer_metrics import json_answers, numeric_answers, repetition, squad_metrics
-from components.common.runtime.errors import TrainingError
+from components.common.answer_metrics import ifeval_checks, json_answers, numeric_answers, repetition, squad_metrics
+from components.common.runtime.errors import InputError, TrainingError
 
 if TYPE_CHECKING:
     from components.fine_tuning.config import RewardConfig
@@ -30,6 +31,7 @@ RewardName = Literal[
     "regex",
     "length",
     "no_repetition",
+    "ifeval",
     "reward_model",
 ]
 REWARD_BATCH_TOKENS = 2048  # of a reward model
@@ -44,14 +46,17 @@ class Rollout:
         reference: The answer in the training row.
         answer: The generated answer, without special tokens.
         tokens: The tokens of the prompt and of the answer.
+        meta: The other fields of the training row, as a JSON object.
     """
 
     question: str
     reference: str
     answer: str
     tokens: Sequence[int] = ()
+    meta: str = "{}"
 
 
+Fields = Mapping[str, Any]  # of a training row
 Check = Callable[[Rollout], float]
 Scorer = Callable[[Sequence[Rollout]], list[float]]
 
@@ -65,11 +70,14 @@ class Reward:
         build: Function that returns the check of an entry of `grpo.rewards`, which scores one answer from 0 to 1. None for a
             reward model, which scores the answers of a batch together.
         parameter: Key of the entry that the reward requires; "" if it has none.
+        check_fields: Function that checks the fields of a training row that the reward reads. It raises ValueError, whose
+            message begins with a verb.
     """
 
     summary: str
     build: Callable[[RewardConfig], Check] | None
     parameter: str = ""
+    check_fields: Callable[[Fields], object] | None = None
 
 
 def _build_schema_check(config: RewardConfig) -> Check:
@@ -105,6 +113,13 @@ def _build_length_check(config: RewardConfig) -> Check:
     return score
 
 
+def _score_instructions(rollout: Rollout) -> float:
+    row = json.loads(rollout.meta)
+    instructions = {name: row[name] for name in ("instruction_id_list", "kwargs")}
+    followed = ifeval_checks.check_answer(instructions, rollout.answer)["inst_level_strict_acc"]
+    return sum(followed) / len(followed)
+
+
 REWARDS: dict[RewardName, Reward] = {
     "exact_match": Reward(
         "the answer equals the row's answer, without case, punctuation and articles",
@@ -136,6 +151,12 @@ REWARDS: dict[RewardName, Reward] = {
         "the answer is not empty and does not repeat its words",
         lambda _: lambda rollout: float(bool(rollout.answer.strip()) and not repetition.is_repetitive(rollout.answer)),
     ),
+    "ifeval": Reward(
+        "share of the instructions in the row's fields instruction_id_list and kwargs, as in the IFEval dataset, that the "
+        "answer follows",
+        lambda _: _score_instructions,
+        check_fields=ifeval_checks.parse_instructions,
+    ),
     "reward_model": Reward(
         "a reward model's estimate of the probability that people prefer the answer to an average answer", None, "model"
     ),
@@ -161,6 +182,34 @@ def normalize_weights(entries: Sequence[RewardConfig]) -> list[float]:
     """Return the weights of the entries, scaled to a sum of 1."""
     total = sum(entry.weight for entry in entries)
     return [entry.weight / total for entry in entries]
+
+
+def reads_fields(entries: Iterable[RewardConfig]) -> bool:
+    """Return whether a reward reads fields of the training row besides its conversation."""
+    return any(REWARDS[entry.kind].check_fields for entry in entries)
+
+
+def check_row_fields(entries: Iterable[RewardConfig], location: str, meta: str | None) -> None:
+    """Check the fields of a training row that the rewards read.
+
+    Args:
+        entries: The entries of `grpo.rewards`.
+        location: Id of the row, or its file and line, for the error.
+        meta: The fields besides the conversation, as a JSON object.
+
+    Raises:
+        InputError: a field is missing or invalid.
+    """
+    for entry in entries:
+        check = REWARDS[entry.kind].check_fields
+        try:
+            if check:
+                check(json.loads(meta or "{}"))
+        except ValueError as error:
+            raise InputError(
+                f"the reward {entry.kind} cannot score the row {location}: it {error}",
+                hint="Correct or remove the row in the sources (docs/how-to/reinforcement-learning.md).",
+            ) from None
 
 
 def build_rewards(

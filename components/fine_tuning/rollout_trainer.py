@@ -29,11 +29,12 @@ def build_reward_functions(weighted: Sequence[WeightedReward]) -> list[Callable[
             completion_ids: list[list[int]],
             question: list[str],
             reference: list[str],
+            meta: list[str],
             **_: object,
         ) -> list[float]:
-            texts = zip(question, reference, completions, strict=True)
             tokens = [[*prompt, *answer] for prompt, answer in zip(prompts, completion_ids, strict=True)]
-            return reward.score([Rollout(*each, ids) for each, ids in zip(texts, tokens, strict=True)])
+            rollouts = map(Rollout, question, reference, completions, tokens, meta)
+            return reward.score(list(rollouts))
 
         score.__name__ = reward.name  # the name in TRL's metrics
         return score
@@ -112,7 +113,13 @@ def score_rollouts(
                     ids, _ = self._generate_single_turn([example["prompt"] for example in examples], None, {}, 1)
                 answers = self.processing_class.batch_decode(ids, skip_special_tokens=True)
                 rollouts = [
-                    Rollout(example["question"], example["reference"], answer, [*example["prompt"], *tokens])
+                    Rollout(
+                        example["question"],
+                        example["reference"],
+                        answer,
+                        [*example["prompt"], *tokens],
+                        example["meta"],
+                    )
                     for example, answer, tokens in zip(examples, answers, ids, strict=True)
                 ]
                 scores, sums = rewards.compute_totals(weighted, rollouts)

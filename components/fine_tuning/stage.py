@@ -39,6 +39,7 @@ from components.fine_tuning import (
     recipe_defaults,
     report,
     reward_sources,
+    rewards,
     row_encoding,
     token_cache,
     training,
@@ -359,7 +360,8 @@ def tokenize(
 
     Raises:
         ConfigurationError: the chat template or the tokenizer exceeds a limit.
-        InputError: the training split is empty, or no training row has a token to learn.
+        InputError: the training split is empty, no training row has a token to learn, or a row lacks a field that a reward
+            reads.
     """
     if kind != config.objective:
         trained_on = config.objective_spec.row_mappings[kind].trained_on
@@ -388,6 +390,11 @@ def tokenize(
             f"{counts.without_answer} training rows are left out: their prompts are longer than {config.max_length} tokens, or "
             "their conversations do not end with a text answer"
         )
+    if rewards.reads_fields(config.grpo.rewards):
+        for split in (splits.train, splits.validation):
+            rows = split.dataset.data
+            for (row_id,), meta in zip(rows.column("ids").to_pylist(), rows.column("meta").to_pylist(), strict=True):
+                rewards.check_row_fields(config.grpo.rewards, row_id, meta)
     for warning in _describe_limits(splits.train, config):
         reporter.note(warning)
     return splits

@@ -56,6 +56,7 @@ from components.fine_tuning import (
     earlier_training,
     mixing,
     other_models,
+    rewards,
 )
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import FineTuningConfig, Recipe
@@ -396,6 +397,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             ) as curated:
                 reading_seconds = time.monotonic() - started
                 reporter.step("tokenizing the training rows")
+                _check_reward_fields(curated, config.fine_tuning)
                 completed, tokens, examples_by_source = _count_tokens(curated, config, outline, shape, reporter)
                 if config.fine_tuning.max_length is None:  # the contexts can be checked with the chosen length
                     check_training_models(config.model_copy(update={"fine_tuning": completed.recipe}), outline)
@@ -425,6 +427,14 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
         examples_by_source=examples_by_source,
         trained_rows=trained_rows,
     )
+
+
+def _check_reward_fields(curated: CurationResult, tuning: FineTuningConfig) -> None:
+    """Check the fields that the rewards read, in the rows that train and validate. Raises InputError for an invalid row."""
+    if rewards.reads_fields(tuning.grpo.rewards):
+        for split in ("train", "validation"):
+            for row in curated.iterate_contents(split, ["file", "line", "meta"]):
+                rewards.check_row_fields(tuning.grpo.rewards, f"{row['file']}:{row['line']}", row["meta"])
 
 
 def _count_tokens(

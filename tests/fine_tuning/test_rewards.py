@@ -11,6 +11,7 @@ import pytest
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
+from components.common.runtime.errors import InputError
 from components.fine_tuning import batch_order, objectives, reward_guards, rewards, training_health
 from components.fine_tuning.config import FineTuningConfig, RewardConfig
 from components.fine_tuning.rewards import Rollout
@@ -78,6 +79,58 @@ def score(entry: dict[str, Any], answer: str, reference: str = "") -> float:
 )
 def test_reward_scores_answers(entry: dict[str, Any], answer: str, reference: str, expected: float) -> None:
     assert score(entry, answer, reference) == expected
+
+
+INSTRUCTIONS = {
+    "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
+    "kwargs": [{}, {"unused": None}],
+}
+
+
+def build_instruction_rows(*fields: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {**build_conversation(str(i), f"Say the word {i}.", "one word"), "meta": json.dumps(fields[i % len(fields)])}
+        for i in range(8)
+    ]
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("one two", 1.0), ("One two", 0.5), ("One, two", 0.0), (" ", 0.0)])
+def test_share_of_followed_instructions_is_rewarded(answer: str, expected: float) -> None:
+    (reward,) = rewards.build_rewards([RewardConfig(kind="ifeval")])
+    assert reward.score([Rollout("question", "", answer, meta=json.dumps(INSTRUCTIONS))]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "it has None in instruction_id_list and None in kwargs"),
+        (
+            {"instruction_id_list": ["punctuation:none"], "kwargs": [{}]},
+            "it has the unknown instruction punctuation:none",
+        ),
+        (
+            {"instruction_id_list": ["keywords:existence"], "kwargs": [{"words": 3}]},
+            "it has kwargs that keywords:existence does not accept",
+        ),
+    ],
+)
+def test_row_without_valid_instructions_is_refused_before_training(
+    tiny: Path, tmp_path: Path, fields: dict[str, Any], problem: str
+) -> None:
+    rows = build_instruction_rows(INSTRUCTIONS, INSTRUCTIONS, INSTRUCTIONS, fields)
+    data = build_dataset(tmp_path / "data", "sft", rows)
+    settings = {"rewards": [{"kind": "ifeval"}]}
+    with pytest.raises(InputError) as raised:
+        tune(data, tiny, tmp_path, grpo=settings, validation_rows=0)
+    assert raised.value.message.startswith(f"the reward ifeval cannot score the row 3: {problem}")
+
+
+def test_model_is_trained_to_follow_instructions(tiny: Path, tmp_path: Path) -> None:
+    data = build_dataset(tmp_path / "data", "sft", build_instruction_rows(INSTRUCTIONS))
+    settings = {**REQUIRED_SETTINGS["grpo"]["grpo"], "rewards": [{"kind": "ifeval"}]}
+    model, _ = tune(data, tiny, tmp_path, grpo=settings, validation_rows=0, max_steps=2)
+    log = [json.loads(line) for line in (model.path / "training.jsonl").read_text().splitlines()]
+    assert [0 <= line["reward_ifeval"] <= 1 for line in log if "train_loss" in line] == [True, True]
 
 
 def test_total_is_the_weighted_mean_and_repeated_kinds_have_numbers() -> None:

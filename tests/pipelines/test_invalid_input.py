@@ -1285,7 +1285,7 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     "the package cannot be published: …": ("engine_missing", 1),
 }
 # The tests are in tests/common/test_weight_integrity.py and test_tokenization_check.py, in test_chaining.py,
-# test_mixing.py, test_long_rows.py and test_recipe_defaults.py of tests/fine_tuning, and in
+# test_mixing.py, test_rewards.py, test_long_rows.py and test_recipe_defaults.py of tests/fine_tuning, and in
 # tests/pipelines/test_customization_chain.py and test_compiled_chain.py.
 MODEL_ERRORS = {
     "fine_tuning.base_model: … of … has … bytes; expected at most …": ("configuration", 2),
@@ -1329,6 +1329,7 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
+    "the reward … cannot score the row …: it …": ("input", 1),
     "fine_tuning.distillation.teacher: … has …; the loss compares the probabilities of equal tokens": (
         "configuration",
         2,

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from components.common.runtime.errors import ConfigurationError, InputError
+from components.common.answer_metrics import ifeval_checks
+from components.common.runtime.errors import InputError
 from components.evaluation.task_interface import Engine, Item, Metric, Scores, TaskContext
-from components.evaluation.tasks import item_encoding, lm_eval_runner, record_files
+from components.evaluation.tasks import item_encoding, record_files
 from components.evaluation.tasks.base_task import Task
 from components.evaluation.tasks.config import TaskSettings
-from components.evaluation.tasks.record_files import Record, Row
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from components.evaluation.tasks.record_files import Record
 
 IFEvalMetric = Literal[
     "prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loose_acc", "inst_level_loose_acc"
 ]
-PUNKT_RESOURCE = "tokenizers/punkt_tab"
 
 
 class IFEval(TaskSettings):
@@ -62,7 +57,6 @@ class IFEvalTask(Task[IFEval]):
             ConfigurationError: nltk's sentence splitter is missing.
             InputError: An instruction or its options are unknown to the checkers, or a key is a duplicate.
         """
-        instructions = list(load_checkers().instructions_registry.INSTRUCTION_DICT)
         locations: dict[str, str] = {}
         values = self.settings.model_dump(include={"chat", "max_new_tokens"})
         items = []
@@ -73,13 +67,11 @@ class IFEvalTask(Task[IFEval]):
                     f"{record.location}: duplicate key {key}, first used at {first}",
                     hint="Give every row a distinct key, or remove all keys.",
                 )
-            row = {"key": key, **_parse_row(record, instructions)}
-            for name, option in zip(row["instruction_id_list"], row["kwargs"], strict=True):
-                try:
-                    check_answer({**row, "instruction_id_list": [name], "kwargs": [option]}, "An answer.")
-                except Exception as error:  # checkers raise various exceptions for unknown options
-                    problem = f"has kwargs that {name} does not accept: {str(error)[:200]}"
-                    raise record.build_error(problem) from None
+            try:
+                instructions = ifeval_checks.parse_instructions(record.row)
+            except ifeval_checks.InvalidInstructionsError as error:
+                raise record.build_error(str(error)) from None
+            row = {"key": key, "prompt": record.get_text("prompt"), **instructions}
             messages = [{"role": "user", "content": row["prompt"]}]
             category = row["instruction_id_list"][0].partition(":")[0]
             labelled = Record(key, {"category": category}, record.location)
@@ -90,7 +82,9 @@ class IFEvalTask(Task[IFEval]):
     def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
         """Return whether all instructions of a prompt are followed, and the number of followed instructions."""
         answers = self.generate_answers(engine, items, context)
-        results = [check_answer(item.request["row"], answer) for item, answer in zip(items, answers, strict=True)]
+        results = [
+            ifeval_checks.check_answer(item.request["row"], answer) for item, answer in zip(items, answers, strict=True)
+        ]
         values: dict[str, list[float]] = {}
         weights: dict[str, list[float]] = {}
         for name in self.settings.metrics:
@@ -99,64 +93,3 @@ class IFEvalTask(Task[IFEval]):
             if not self.METRICS[name].is_binary:
                 weights[name] = [float(len(followed)) for followed in found]
         return Scores(values, weights, answers)
-
-
-def check_answer(row: Row, answer: str) -> Row:
-    """Return lm-eval's results for an answer by metric: a boolean, or a list of booleans by instruction.
-
-    Two checkers draw random values, so the seed is reset for every answer.
-
-    Raises:
-        ConfigurationError: nltk's sentence splitter is missing.
-    """
-    with lm_eval_runner.set_lm_eval_seeds():
-        results: Row = load_checkers().process_results(dict(row), [answer])
-    return results
-
-
-@cache
-def load_checkers() -> ModuleType:
-    """Return lm-eval's IFEval module.
-
-    Raises:
-        ConfigurationError: nltk's sentence splitter is missing, which the module would download.
-    """
-    import nltk
-
-    nltk.data.path[:0] = lm_eval_runner.find_bundled_nltk()
-    try:
-        nltk.data.find(PUNKT_RESOURCE)
-    except LookupError:
-        raise ConfigurationError(
-            "IFEval requires nltk's punkt_tab, which is not on this machine (downloads are disabled)",
-            hint=lm_eval_runner.NLTK_HINT,
-        ) from None
-    with lm_eval_runner.offline():
-        import langdetect
-        from lm_eval.tasks.ifeval import utils
-
-    langdetect.DetectorFactory.seed = 0
-    module: ModuleType = utils
-    return module
-
-
-def _parse_row(record: Record, instructions: Container[str]) -> Row:
-    """Return a row in IFEval's layout, without its key."""
-    prompt, names, options = record.get_text("prompt"), record.row.get("instruction_id_list"), record.row.get("kwargs")
-    if not isinstance(names, list) or not isinstance(options, list) or not names or len(names) != len(options):
-        raise record.build_error(
-            f"has {names!r:.60} in instruction_id_list and {options!r:.60} in kwargs; expected one entry in kwargs for "
-            "every instruction"
-        )
-    if wrong := [option for option in options if not (option is None or isinstance(option, dict))]:
-        raise record.build_error(f"has {wrong[0]!r:.60} in kwargs; expected an object or null for every instruction")
-    if unknown := sorted(str(name) for name in names if name not in instructions):
-        raise record.build_error(
-            f"has the unknown instruction {unknown[0]}; expected an instruction of the IFEval dataset"
-        )
-    options = [option or {} for option in options]
-    try:
-        json.dumps(options, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise record.build_error(f"has a value in kwargs that is not a JSON value: {error}") from None
-    return {"prompt": prompt, "instruction_id_list": names, "kwargs": options}

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
-import random
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -20,6 +16,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.common.answer_metrics import lm_eval_environment
+from components.common.answer_metrics.lm_eval_environment import (
+    LM_EVAL_SEED,
+    NLTK_HINT,
+    find_bundled_nltk,
+    patch_attribute,
+    set_lm_eval_seeds,
+)
 from components.common.runtime.errors import ConfigurationError, InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.evaluation.task_interface import Continuation, Decoding, Engine
@@ -36,47 +40,29 @@ if TYPE_CHECKING:
 Sample = Mapping[str, Any]  # lm-eval's log of one document
 ScoresAndSamples = tuple[Mapping[str, float], Sequence[Sample]]  # scores by metric; samples in order of the documents
 
-OFFLINE_VARIABLES = ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
-LM_EVAL_SEED = 1234  # lm-eval's default for examples and numpy; its default for the random module is 0
 # Builders of the datasets library that infer column types; other formats are passed as JSON lines.
 DATASET_BUILDERS: Mapping[str, tuple[str, dict[str, str]]] = {
     ".csv": ("csv", {}),
     ".tsv": ("csv", {"sep": "\t"}),
     ".parquet": ("parquet", {}),
 }
-NLTK_HINT = (
-    "Install llama-index-core, which contains punkt_tab (pip install --no-deps llama-index-core), or set NLTK_DATA to "
-    "a folder that contains nltk's data."
-)
 LAYOUT_HINT = "Give every row the fields of the task's templates, and provide more rows than shots."
 DEFAULT_ANSWER_TOKENS = 256  # lm-eval's default
 
 
 @contextlib.contextmanager
-def offline(task: str = "") -> Iterator[None]:
-    """Disable network access and progress bars of lm-eval's libraries, and redirect their output to standard error.
+def offline(task: str) -> Iterator[None]:
+    """Disable the network access of lm-eval's libraries, as `lm_eval_environment.offline` does, and of the task's code.
 
     If the task's code uses nltk, local nltk data is used and downloads raise ConfigurationError. Other tasks do not
     import nltk, because the import takes more than a second.
 
     Args:
-        task: Name or file of the lm-eval task; "" to leave nltk unchanged.
+        task: Name or file of the lm-eval task.
 
     Raises:
         ConfigurationError: The task is unknown.
     """
-    environment = {name: os.environ.get(name) for name in (*OFFLINE_VARIABLES, "TOKENIZERS_PARALLELISM")}
-    os.environ.update(dict.fromkeys(OFFLINE_VARIABLES, "1"), TOKENIZERS_PARALLELISM="false")
-    import datasets
-    import huggingface_hub
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    datasets.disable_progress_bars()
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    original_init = tqdm.__init__
-
-    def init_disabled(self: object, *args: object, **options: object) -> None:
-        original_init(self, *args, **{**options, "disable": True})
 
     def reject_download(*names: object, **_: object) -> None:
         resource = str(names[0]) if names else "data"
@@ -85,48 +71,13 @@ def offline(task: str = "") -> Iterator[None]:
             hint=NLTK_HINT if resource == "punkt_tab" else "Set NLTK_DATA to a folder that contains nltk's data.",
         )
 
-    try:
-        with contextlib.ExitStack() as stack:
-            for module, name in (
-                (datasets.config, "HF_HUB_OFFLINE"),
-                (datasets.config, "HF_DATASETS_OFFLINE"),
-                (huggingface_hub.constants, "HF_HUB_OFFLINE"),
-            ):
-                stack.enter_context(_patch_attribute(module, name, True))
-            # tqdm reads its environment only when it is imported.
-            stack.enter_context(_patch_attribute(tqdm, "__init__", init_disabled))
-            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            if task and any(b"nltk" in file.read_bytes() for file in _find_file(task).parent.glob("*.py")):
-                import nltk
+    with lm_eval_environment.offline(), contextlib.ExitStack() as stack:
+        if any(b"nltk" in file.read_bytes() for file in _find_file(task).parent.glob("*.py")):
+            import nltk
 
-                stack.enter_context(_patch_attribute(nltk.data, "path", [*find_bundled_nltk(), *nltk.data.path]))
-                stack.enter_context(_patch_attribute(nltk, "download", reject_download))
-            yield
-    finally:
-        for name, value in environment.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
-
-
-@contextlib.contextmanager
-def _patch_attribute(target: object, name: str, value: object) -> Iterator[None]:
-    original = getattr(target, name)
-    setattr(target, name, value)
-    try:
+            stack.enter_context(patch_attribute(nltk.data, "path", [*find_bundled_nltk(), *nltk.data.path]))
+            stack.enter_context(patch_attribute(nltk, "download", reject_download))
         yield
-    finally:
-        setattr(target, name, original)
-
-
-def find_bundled_nltk() -> list[str]:
-    """Return the nltk data folders bundled with llama-index-core; empty if the package is not installed."""
-    import importlib.util
-
-    try:
-        spec = importlib.util.find_spec("llama_index.core")
-    except ModuleNotFoundError:
-        return []
-    roots = (spec.submodule_search_locations if spec else None) or []
-    return [str(folder) for root in roots if (folder := Path(root) / "_static" / "nltk_cache").is_dir()]
 
 
 def run_task(settings: LMEval, engine: Engine, reporter: Reporter, *, requests_only: bool = False) -> ScoresAndSamples:
@@ -182,21 +133,6 @@ def _allow_overflow(aggregation: Callable[[object], float]) -> Callable[[object]
             return float("inf")
 
     return aggregate
-
-
-@contextlib.contextmanager
-def set_lm_eval_seeds() -> Iterator[None]:
-    """Set lm-eval's seeds, and restore the generators afterwards."""
-    import numpy
-
-    state, numpy_state = random.getstate(), numpy.random.get_state()
-    random.seed(0)
-    numpy.random.seed(LM_EVAL_SEED)
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        numpy.random.set_state(numpy_state)
 
 
 def load_task(settings: LMEval, folder: str) -> ConfigurableTask:

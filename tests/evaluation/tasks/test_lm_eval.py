@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from components.common.answer_metrics import ifeval_checks
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
 from components.evaluation.task_interface import Continuation, Scores
 from components.evaluation.tasks import item_encoding, lm_eval_metrics, lm_eval_runner
-from components.evaluation.tasks.ifeval import IFEval, IFEvalTask, check_answer
+from components.evaluation.tasks.ifeval import IFEval, IFEvalTask
 from components.evaluation.tasks.last_word import LastWord, LastWordTask
 from components.evaluation.tasks.lm_eval import LMEval, LMEvalTask
 from components.evaluation.tasks.multiple_choice import MultipleChoice, MultipleChoiceTask
@@ -115,7 +116,7 @@ def score_with_lm_eval(engine: PlainEngine, path: str, metrics: list[str]) -> di
     from lm_eval.models.huggingface import HFLM
 
     settings = LMEval(task=path)
-    with lm_eval_runner.offline():
+    with lm_eval_runner.offline(str(path)):
         task = lm_eval_runner.load_task(settings, str(Path(path).parent / "cache"))
         lm = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=2, max_length=engine.max_input_tokens)
         results = evaluator.evaluate(lm=lm, task_dict={"tasks": {"own": task}}, bootstrap_iters=0)
@@ -410,7 +411,7 @@ INSTRUCTION_ROWS = [
 def test_instructions_are_checked_as_in_lm_eval(
     row: int, answer: str, prompt_level: bool, instructions: list[bool], loose: bool
 ) -> None:
-    checks = check_answer(INSTRUCTION_ROWS[row], answer)
+    checks = ifeval_checks.check_answer(INSTRUCTION_ROWS[row], answer)
     assert checks["prompt_level_strict_acc"] == prompt_level
     assert checks["inst_level_strict_acc"] == instructions
     assert checks["prompt_level_loose_acc"] == loose
