@@ -24,7 +24,7 @@ from components.common.models.resource_formulas import (
     estimate_training_memory,
 )
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
-from components.fine_tuning import model_support, varlen_attention
+from components.fine_tuning import model_support, rewards, varlen_attention
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.optimizers import OPTIMIZERS
 
@@ -58,6 +58,7 @@ def has_machine_requirements(config: FineTuningConfig) -> bool:
         or config.attention in ("flash_attention_2", varlen_attention.NAME)
         or config.fused_kernels == "on"
         or config.precision == "bfloat16"
+        or rewards.has_machine_requirements(config.grpo.rewards)
     )
 
 
@@ -65,9 +66,10 @@ def check_machine(config: FineTuningConfig) -> str:
     """Return the device that this recipe would train on.
 
     Raises:
-        ConfigurationError: this machine cannot train the recipe.
+        ConfigurationError: this machine cannot train the recipe, or cannot compute its rewards.
         EngineMissingError: a package that the recipe needs is not installed.
     """
+    rewards.check_machine(config.grpo.rewards)
     device = compute_devices.select_device(config.device)
     if config.adaptation_spec.holds_4bit_weights:
         if device != "cuda":

@@ -261,17 +261,34 @@ class RewardConfig(Section):
         description="reward_model: expected digest of the reward model. null: the digest is recorded when a run resolves its inputs.",
     )
 
+    cpu_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=600,
+        exclude_if=lambda seconds: seconds is None,
+        description="unit_tests: processor time of an answer's code and its tests in seconds. null: 10.",
+    )
+    memory_mb: int | None = Field(
+        None,
+        ge=128,
+        exclude_if=lambda megabytes: megabytes is None,
+        description="unit_tests: memory of an answer's code and its tests in MB. null: 512.",
+    )
+
     @model_validator(mode="after")
     def _check_parameters(self) -> RewardConfig:
         entry = REWARDS[self.kind]
-        given = [name for name in ("pattern", "json_schema", "max_words", "model") if getattr(self, name) is not None]
-        if unused := [name for name in given if name != entry.parameter]:
-            expected = f"; expected {entry.parameter}" if entry.parameter else ""
+        given = [
+            name
+            for name in type(self).model_fields
+            if name not in ("kind", "weight") and getattr(self, name) is not None
+        ]
+        accepted = [*filter(None, [entry.parameter]), *entry.options]
+        if unused := [name for name in given if name not in accepted]:
+            expected = f"; expected {' or '.join(accepted)}" if accepted else ""
             raise ValueError(f"{unused[0]} cannot be used with {self.kind}{expected}")
-        if entry.parameter and not given:
+        if entry.parameter and entry.parameter not in given:
             raise ValueError(f"{self.kind} requires {entry.parameter}")
-        if self.sha256 and not self.model:
-            raise ValueError(f"sha256 cannot be used with {self.kind}; expected kind reward_model")
         if self.json_schema is not None and util.find_spec("jsonschema"):
             try:
                 json_answers.build_validator(self.json_schema, "json_schema")

@@ -10,13 +10,14 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.common.answer_metrics import ifeval_checks, json_answers, numeric_answers, repetition, squad_metrics
+from components.common.runtime import code_sandbox
 from components.common.runtime.errors import InputError, TrainingError
+from components.fine_tuning import code_rewards
 
 if TYPE_CHECKING:
     from components.fine_tuning.config import RewardConfig
@@ -32,6 +33,7 @@ RewardName = Literal[
     "length",
     "no_repetition",
     "ifeval",
+    "unit_tests",
     "reward_model",
 ]
 REWARD_BATCH_TOKENS = 2048  # of a reward model
@@ -62,22 +64,47 @@ Scorer = Callable[[Sequence[Rollout]], list[float]]
 
 
 @dataclass(frozen=True)
+class RewardInputs:
+    """Inputs of the scorers besides the configuration.
+
+    Attributes:
+        reward_bases: Folders of the base models of reward models, by the folders of the reward models. A base model that
+            is not listed is resolved from the manifest.
+    """
+
+    reward_bases: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Reward:
     """A kind of reward.
 
     Attributes:
         summary: What the reward checks; shown in the configuration reference.
-        build: Function that returns the check of an entry of `grpo.rewards`, which scores one answer from 0 to 1. None for a
-            reward model, which scores the answers of a batch together.
+        build: Function that returns the scorer of an entry of `grpo.rewards`.
         parameter: Key of the entry that the reward requires; "" if it has none.
+        options: Keys of the entry that the reward accepts.
         check_fields: Function that checks the fields of a training row that the reward reads. It raises ValueError, whose
             message begins with a verb.
+        check_machine: Function that checks whether this machine can compute the reward.
     """
 
     summary: str
-    build: Callable[[RewardConfig], Check] | None
+    build: Callable[[RewardConfig, RewardInputs], Scorer]
     parameter: str = ""
+    options: tuple[str, ...] = ()
     check_fields: Callable[[Fields], object] | None = None
+    check_machine: Callable[[], object] | None = None
+
+
+def _score_each(build_check: Callable[[RewardConfig], Check]) -> Callable[[RewardConfig, RewardInputs], Scorer]:
+    """Return the `build` of a reward that scores one answer at a time."""
+
+    def build(config: RewardConfig, _: RewardInputs) -> Scorer:
+        check = build_check(config)
+        return lambda rollouts: [check(rollout) for rollout in rollouts]
+
+    return build
 
 
 def _build_schema_check(config: RewardConfig) -> Check:
@@ -120,45 +147,101 @@ def _score_instructions(rollout: Rollout) -> float:
     return sum(followed) / len(followed)
 
 
+def _check_repetition(rollout: Rollout) -> float:
+    return float(bool(rollout.answer.strip()) and not repetition.is_repetitive(rollout.answer))
+
+
+def _build_unit_tests(config: RewardConfig, _: RewardInputs) -> Scorer:
+    def score(rollouts: Sequence[Rollout]) -> list[float]:
+        answers = [(rollout.question, rollout.answer, json.loads(rollout.meta)) for rollout in rollouts]
+        return code_rewards.score_code(answers, config.cpu_seconds, config.memory_mb)
+
+    return score
+
+
+def _load_reward_model(config: RewardConfig, inputs: RewardInputs) -> Scorer:
+    """Return a scorer of the reward model in the folder `config.model`.
+
+    Its rewards are centered at 0, so that in the Bradley–Terry model σ(reward) is the probability that an answer is
+    preferred to one with the mean reward.
+    """
+    from components.common.artifacts import artifact_folder
+    from components.common.models import model_loading, reward_models
+
+    folder = str(config.model)
+    base = inputs.reward_bases.get(folder)
+    artifact = artifact_folder.read(Path(folder), artifact_folder.REWARD_MODEL)
+    opened = model_loading.open_model_artifact(
+        artifact, accepts_reward_models=True, base_folder=Path(base) if base else None
+    )
+    model = reward_models.load_reward_model(opened, model_loading.load_tokenizer(opened.tokenizer))
+
+    def score(rollouts: Sequence[Rollout]) -> list[float]:
+        conversations = [rollout.tokens for rollout in rollouts]
+        rewards = reward_models.compute_rewards(model, conversations, REWARD_BATCH_TOKENS)
+        if invalid := sum(not math.isfinite(reward) for reward in rewards):
+            raise TrainingError(
+                f"{invalid} of {len(rewards)} rewards of the reward model in {folder} are not finite",
+                hint="Train the reward model again with a lower fine_tuning.learning_rate.",
+            )
+        return [0.5 * (1 + math.tanh(reward / 2)) for reward in rewards]  # σ without an overflow
+
+    return score
+
+
 REWARDS: dict[RewardName, Reward] = {
     "exact_match": Reward(
         "the answer equals the row's answer, without case, punctuation and articles",
-        lambda _: lambda rollout: squad_metrics.exact_match(rollout.answer, [rollout.reference]),
+        _score_each(lambda _: lambda rollout: squad_metrics.exact_match(rollout.answer, [rollout.reference])),
     ),
     "final_number": Reward(
         "the last number of the answer equals that of the row's answer",
-        lambda _: lambda rollout: numeric_answers.score_final_number(rollout.answer, [rollout.reference]),
+        _score_each(lambda _: lambda rollout: numeric_answers.score_final_number(rollout.answer, [rollout.reference])),
     ),
     "f1": Reward(
         "words that the answer shares with the row's answer (F1)",
-        lambda _: lambda rollout: squad_metrics.f1(rollout.answer, [rollout.reference]),
+        _score_each(lambda _: lambda rollout: squad_metrics.f1(rollout.answer, [rollout.reference])),
     ),
     "json_valid": Reward(
-        "the answer is a JSON value", lambda _: lambda rollout: json_answers.score_json(rollout.answer)
+        "the answer is a JSON value", _score_each(lambda _: lambda rollout: json_answers.score_json(rollout.answer))
     ),
-    "json_schema": Reward("the answer is JSON that matches json_schema", _build_schema_check, "json_schema"),
+    "json_schema": Reward(
+        "the answer is JSON that matches json_schema", _score_each(_build_schema_check), "json_schema"
+    ),
     "json_match": Reward(
         "share of the keys of the JSON objects in the answer and the row's answer that have equal values",
-        lambda _: lambda rollout: score_json_match(rollout.answer, rollout.reference),
+        _score_each(lambda _: lambda rollout: score_json_match(rollout.answer, rollout.reference)),
     ),
-    "regex": Reward("the whole answer matches pattern", _build_regex_check, "pattern"),
+    "regex": Reward("the whole answer matches pattern", _score_each(_build_regex_check), "pattern"),
     "length": Reward(
         "the answer has at most max_words words; less for longer answers, 0 from twice as many",
-        _build_length_check,
+        _score_each(_build_length_check),
         "max_words",
     ),
     "no_repetition": Reward(
         "the answer is not empty and does not repeat its words",
-        lambda _: lambda rollout: float(bool(rollout.answer.strip()) and not repetition.is_repetitive(rollout.answer)),
+        _score_each(lambda _: _check_repetition),
     ),
     "ifeval": Reward(
         "share of the instructions in the row's fields instruction_id_list and kwargs, as in the IFEval dataset, that the "
         "answer follows",
-        lambda _: _score_instructions,
+        _score_each(lambda _: _score_instructions),
         check_fields=ifeval_checks.parse_instructions,
+        check_machine=ifeval_checks.load_checkers,
+    ),
+    "unit_tests": Reward(
+        "the Python code in the answer passes the tests in the row's field test, with entry_point as in HumanEval; it runs "
+        "in isolation, with Python's standard library",
+        _build_unit_tests,
+        options=("cpu_seconds", "memory_mb"),
+        check_fields=code_rewards.check_tests,
+        check_machine=code_sandbox.check_isolation,
     ),
     "reward_model": Reward(
-        "a reward model's estimate of the probability that people prefer the answer to an average answer", None, "model"
+        "a reward model's estimate of the probability that people prefer the answer to an average answer",
+        _load_reward_model,
+        "model",
+        options=("sha256",),
     ),
 }
 
@@ -189,6 +272,23 @@ def reads_fields(entries: Iterable[RewardConfig]) -> bool:
     return any(REWARDS[entry.kind].check_fields for entry in entries)
 
 
+def has_machine_requirements(entries: Iterable[RewardConfig]) -> bool:
+    """Return whether a reward requires what some machines lack."""
+    return any(REWARDS[entry.kind].check_machine for entry in entries)
+
+
+def check_machine(entries: Iterable[RewardConfig]) -> None:
+    """Check that this machine can compute the rewards.
+
+    Raises:
+        ConfigurationError: generated code cannot be isolated, or data of IFEval's checkers is missing.
+        EngineMissingError: IFEval's checkers are not installed.
+    """
+    for check in {REWARDS[entry.kind].check_machine for entry in entries}:
+        if check:
+            check()
+
+
 def check_row_fields(entries: Iterable[RewardConfig], location: str, meta: str | None) -> None:
     """Check the fields of a training row that the rewards read.
 
@@ -212,58 +312,20 @@ def check_row_fields(entries: Iterable[RewardConfig], location: str, meta: str |
             ) from None
 
 
-def build_rewards(
-    entries: Sequence[RewardConfig], reward_bases: Mapping[str, str] = MappingProxyType({})
-) -> list[WeightedReward]:
+def build_rewards(entries: Sequence[RewardConfig], inputs: RewardInputs = RewardInputs()) -> list[WeightedReward]:
     """Return the rewards, with weights that sum to 1. Reward models are loaded from their folders.
 
     Args:
         entries: The entries of `grpo.rewards`.
-        reward_bases: Folders of the base models of reward models, by the folders of the reward models. A base model that
-            is not listed is resolved from the manifest.
+        inputs: The other inputs of the scorers.
 
     Raises:
         ConfigurationError: a JSON schema is invalid, or a reward model cannot be loaded.
     """
     return [
-        WeightedReward(name, weight, _build_scorer(entry, reward_bases))
+        WeightedReward(name, weight, REWARDS[entry.kind].build(entry, inputs))
         for name, weight, entry in zip(name_rewards(entries), normalize_weights(entries), entries, strict=True)
     ]
-
-
-def _build_scorer(entry: RewardConfig, reward_bases: Mapping[str, str]) -> Scorer:
-    build = REWARDS[entry.kind].build
-    if build is None:
-        base = reward_bases.get(str(entry.model))
-        return _load_reward_model(str(entry.model), Path(base) if base else None)
-    check = build(entry)
-    return lambda rollouts: [check(rollout) for rollout in rollouts]
-
-
-def _load_reward_model(folder: str, base: Path | None = None) -> Scorer:
-    """Return a scorer of the reward model in a folder.
-
-    Its rewards are centered at 0, so that in the Bradley–Terry model σ(reward) is the probability that an answer is
-    preferred to one with the mean reward.
-    """
-    from components.common.artifacts import artifact_folder
-    from components.common.models import model_loading, reward_models
-
-    artifact = artifact_folder.read(Path(folder), artifact_folder.REWARD_MODEL)
-    opened = model_loading.open_model_artifact(artifact, accepts_reward_models=True, base_folder=base)
-    model = reward_models.load_reward_model(opened, model_loading.load_tokenizer(opened.tokenizer))
-
-    def score(rollouts: Sequence[Rollout]) -> list[float]:
-        conversations = [rollout.tokens for rollout in rollouts]
-        rewards = reward_models.compute_rewards(model, conversations, REWARD_BATCH_TOKENS)
-        if invalid := sum(not math.isfinite(reward) for reward in rewards):
-            raise TrainingError(
-                f"{invalid} of {len(rewards)} rewards of the reward model in {folder} are not finite",
-                hint="Train the reward model again with a lower fine_tuning.learning_rate.",
-            )
-        return [0.5 * (1 + math.tanh(reward / 2)) for reward in rewards]  # σ without an overflow
-
-    return score
 
 
 def compute_totals(

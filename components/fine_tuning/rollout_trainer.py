@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.fine_tuning import rewards
-from components.fine_tuning.rewards import Rollout, WeightedReward
+from components.fine_tuning.rewards import RewardInputs, Rollout, WeightedReward
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, Trainer, TrainerControl
@@ -73,20 +73,18 @@ def generate_from_tokens(base: type[Trainer]) -> type[Trainer]:
     return TokenTrainer
 
 
-def score_rollouts(
-    base: type[Trainer], config: Recipe, samples_path: Path, reward_bases: Mapping[str, str]
-) -> type[Trainer]:
+def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path, inputs: RewardInputs) -> type[Trainer]:
     """Return a subclass of TRL's GRPO trainer for tokenized prompts, whose validation loss is 1 − the mean reward.
 
     Args:
         base: TRL's trainer.
         config: The recipe.
         samples_path: Log of the answers to the first validation prompts.
-        reward_bases: See `rewards.build_rewards`.
+        inputs: The inputs of the rewards.
     """
     import torch
 
-    weighted = rewards.build_rewards(config.grpo.rewards, reward_bases)
+    weighted = rewards.build_rewards(config.grpo.rewards, inputs)
 
     generating = generate_from_tokens(base)
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from components.fine_tuning import batch_order, distillation, muon, reference_free_trainer, rollout_trainer, sharding
 from components.fine_tuning.config import Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL
 from components.fine_tuning.optimizers import OPTIMIZERS
+from components.fine_tuning.rewards import RewardInputs
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 Batch = dict[str, "torch.Tensor"]
 
 
-def _build_objective_class(config: Recipe, samples_path: Path, reward_bases: Mapping[str, str]) -> type[Trainer]:
+def _build_objective_class(config: Recipe, samples_path: Path, inputs: RewardInputs) -> type[Trainer]:
     """Return the objective's TRL trainer, with tuneline's losses, rewards and validation."""
     import trl
 
@@ -34,7 +33,7 @@ def _build_objective_class(config: Recipe, samples_path: Path, reward_bases: Map
     if pair_loss := config.objective_spec.pair_loss:
         return reference_free_trainer.remove_reference(base, pair_loss, config.preference)
     if config.objective_spec.has_rewards:
-        return rollout_trainer.score_rollouts(base, config, samples_path, reward_bases)
+        return rollout_trainer.score_rollouts(base, config, samples_path, inputs)
     if config.objective_spec.has_teacher:
         return distillation.distill_tokens(base, samples_path)
     return base
@@ -45,17 +44,14 @@ def build_trainer_class(
     splits: TokenizedDataset,
     seed: int,
     samples_path: Path,
-    reward_bases: Mapping[str, str] = MappingProxyType({}),
+    inputs: RewardInputs,
 ) -> type[Trainer]:
-    """Return a subclass of the objective's TRL trainer for these splits; rollouts are logged to `samples_path`.
-
-    For `reward_bases` see `rewards.build_rewards`.
-    """
+    """Return a subclass of the objective's TRL trainer for these splits; rollouts are logged to `samples_path`."""
     import torch
     import transformers
     from transformers.trainer import SCHEDULER_NAME
 
-    base = _build_objective_class(config, samples_path, reward_bases)
+    base = _build_objective_class(config, samples_path, inputs)
     order_options: dict[str, int] = {}
     if config.objective_spec.generates:
         order_options = {"answers": config.answers_per_prompt, "repeats": config.gradient_accumulation_steps}

@@ -44,6 +44,7 @@ from components.fine_tuning.acceleration import ComputeSettings
 from components.fine_tuning.callbacks import TrainingEvents
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.optimizers import OPTIMIZERS
+from components.fine_tuning.rewards import RewardInputs
 from components.fine_tuning.token_cache import TokenizedDataset
 
 if TYPE_CHECKING:
@@ -449,7 +450,7 @@ def _build_trainer(
         options["data_collator"] = trainers.build_collator(config, tokenizer)
     samples_path = Path(job.state) / sample_answers.SAMPLES_FILENAME
     with adapters.explain_target_errors(model, config):
-        trainer = trainers.build_trainer_class(config, splits, job.seed, samples_path, job.reward_bases)(
+        trainer = trainers.build_trainer_class(config, splits, job.seed, samples_path, RewardInputs(job.reward_bases))(
             model=model,
             args=arguments,
             train_dataset=splits.train.dataset,

@@ -24,7 +24,7 @@ from components.evaluation import engine_loading
 from components.evaluation.stage import INCUMBENT_KIND_HINT
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
-from components.fine_tuning import adapters, distillation, model_support, reward_sources
+from components.fine_tuning import adapters, distillation, model_support, reward_sources, rewards
 from components.fine_tuning.config import PREVIOUS
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import triton_installation
@@ -102,6 +102,8 @@ def find_initial_adapter(config: Customization, base_sha256: str | None, model_c
 def pin_training_models(config: Customization, base: model_loading.LocalBaseModel, reporter: Reporter) -> Customization:
     """Return the customization with the digests of its teacher and its reward models, after their checks."""
     tuning = config.fine_tuning
+    if launcher_settings.load_settings().entry.uses_this_machine:
+        rewards.check_machine(tuning.grpo.rewards)
     tuning = distillation.pin_teacher(tuning, distillation.resolve_teacher(tuning, base.path, reporter))
     reward_models = reward_sources.open_reward_models(tuning, base.path)
     reward_sources.resolve_bases(reward_models, reporter)  # so that a missing one does not end the fine-tuning step

@@ -187,7 +187,7 @@ def test_context_of_reward_model_must_hold_a_row_and_its_answer(trained: dict[st
     [
         ({"kind": "reward_model"}, "reward_model requires model"),
         ({"kind": "f1", "model": "/rm"}, "model cannot be used with f1"),
-        ({"kind": "f1", "sha256": "a" * 64}, "sha256 cannot be used with f1; expected kind reward_model"),
+        ({"kind": "f1", "sha256": "a" * 64}, "sha256 cannot be used with f1"),
     ],
 )
 def test_entry_of_a_reward_model_is_checked(settings: dict[str, Any], reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
-from components.common.runtime.errors import InputError
+from components.common.runtime import code_sandbox
+from components.common.runtime.errors import ConfigurationError, InputError
 from components.fine_tuning import batch_order, objectives, reward_guards, rewards, training_health
 from components.fine_tuning.config import FineTuningConfig, RewardConfig
 from components.fine_tuning.rewards import Rollout
@@ -131,6 +133,66 @@ def test_model_is_trained_to_follow_instructions(tiny: Path, tmp_path: Path) -> 
     model, _ = tune(data, tiny, tmp_path, grpo=settings, validation_rows=0, max_steps=2)
     log = [json.loads(line) for line in (model.path / "training.jsonl").read_text().splitlines()]
     assert [0 <= line["reward_ifeval"] <= 1 for line in log if "train_loss" in line] == [True, True]
+
+
+ADDITION = {"test": "def check(candidate):\n    assert candidate(3, 4) == 7", "entry_point": "add"}
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "fields", "expected"),
+    [
+        ("Add numbers.", "Here:\n```python\ndef add(a, b):\n    return a + b\n```\n```\nadd(1, 2)\n```", ADDITION, 1.0),
+        ("Add numbers.", "```\ndef add(a, b):\n    return a - b\n```", ADDITION, 0.0),
+        ("Add numbers.", "```py\ndef add(a, b):\n    return a + b", ADDITION, 1.0),
+        ("Add numbers.", "I cannot.", ADDITION, 0.0),
+        ('def add(a, b):\n    """Add."""\n', "    return a + b", ADDITION, 1.0),
+        ("import math\ndef add(a, b):\n    pass\n", "def add(a, b):\n    return math.floor(a + b)", ADDITION, 1.0),
+        ("Define x.", "x = 7", {"test": "assert x == 7"}, 1.0),
+    ],
+)
+def test_code_that_passes_its_tests_is_rewarded(
+    question: str, answer: str, fields: dict[str, Any], expected: float
+) -> None:
+    (reward,) = rewards.build_rewards([RewardConfig(kind="unit_tests", cpu_seconds=2)])
+    assert reward.score([Rollout(question, "", answer, meta=json.dumps(fields))]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "has None in test; expected Python code"),
+        ({"test": "def check("}, "has no valid Python code in test: '(' was never closed"),
+        (
+            {"test": "assert f() == 1", "entry_point": "f"},
+            "has an entry_point, and test does not define check(candidate)",
+        ),
+        (
+            {"test": "assert f() == 1", "entry_point": "f()"},
+            "has 'f()' in entry_point; expected the name of a function",
+        ),
+    ],
+)
+def test_row_without_valid_tests_is_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError) as raised:
+        rewards.check_row_fields([RewardConfig(kind="unit_tests")], "rows.jsonl:3", json.dumps(fields))
+    assert raised.value.message.startswith(f"the reward unit_tests cannot score the row rows.jsonl:3: it {problem}")
+
+
+def test_model_is_trained_with_unit_tests(tiny: Path, tmp_path: Path) -> None:
+    """The tiny model writes no Python code: its answers run, and fail."""
+    data = build_dataset(tmp_path / "data", "sft", build_instruction_rows(ADDITION))
+    settings = {**REQUIRED_SETTINGS["grpo"]["grpo"], "rewards": [{"kind": "unit_tests", "cpu_seconds": 2}]}
+    model, _ = tune(data, tiny, tmp_path, grpo=settings, validation_rows=0, max_steps=2)
+    log = [json.loads(line) for line in (model.path / "training.jsonl").read_text().splitlines()]
+    assert [line["reward_unit_tests"] for line in log if "train_loss" in line] == [0, 0]
+
+
+def test_machine_that_cannot_isolate_code_is_refused_before_training(
+    dataset: Artifact, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_sandbox, "COMMAND", [sys.executable, "-c", "print('no isolation')"])
+    with pytest.raises(ConfigurationError, match="generated code cannot be isolated on this machine: no isolation"):
+        tune(dataset, tiny, tmp_path, grpo={"rewards": [{"kind": "unit_tests"}]})
 
 
 def test_total_is_the_weighted_mean_and_repeated_kinds_have_numbers() -> None:

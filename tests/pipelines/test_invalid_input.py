@@ -1330,6 +1330,7 @@ MODEL_ERRORS = {
         2,
     ),
     "the reward … cannot score the row …: it …": ("input", 1),
+    "generated code cannot be isolated on this machine: …": ("configuration", 2),
     "fine_tuning.distillation.teacher: … has …; the loss compares the probabilities of equal tokens": (
         "configuration",
         2,

@@ -1,0 +1,174 @@
+"""Isolation of generated code: each program tries to escape or to exceed a limit."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.common.runtime import code_sandbox, sandbox_process
+from components.common.runtime.code_sandbox import Program, passes_tests
+from components.common.runtime.errors import ConfigurationError
+
+# A program has no other way to report than to pass its test: `reached` must not be True.
+TEST = "assert not reached, reached"
+
+
+def build(program: str, test: str = TEST, *, entry_point: str = "", cpu_seconds: int = 2) -> Program:
+    return Program(program, test, entry_point, cpu_seconds, 256 << 20)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("def add(a, b):\n    return a + b", True),
+        ("def add(a, b):\n    return a - b", False),
+        ("def add(a, b):", False),
+        (
+            "import json, re, collections, math, itertools, heapq, datetime, decimal\ndef add(a, b):\n    return a + b",
+            True,
+        ),
+        ("def add(a, b):\n    import os; os._exit(0)", False),
+        ("def add(a, b):\n    raise SystemExit(0)", False),
+        ("import os\nos.write(1, b'ready ' + b'0' * 32)\nos._exit(0)", False),
+    ],
+)
+def test_tests_decide(program: str, expected: bool) -> None:
+    test = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(2, 2) == 4"
+    assert passes_tests(build(program, test, entry_point="add")) is expected
+
+
+def attempt(statement: str) -> str:
+    """Return a program that sets `reached` to whether the statement succeeds."""
+    lines = "\n".join(f"    {line}" for line in statement.splitlines())
+    return f"import os\nreached = False\ntry:\n{lines}\n    reached = True\nexcept OSError:\n    pass"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "os.fork()",
+        "os.execv('/bin/sh', ['sh'])",
+        "import subprocess; subprocess.run(['true'])",
+        "import socket; socket.create_connection(('127.0.0.1', 80), 1)",
+        "import socket; socket.socket(socket.AF_UNIX)",
+        "os.listdir(os.path.expanduser('~' + chr(114) + 'oot'))",
+        "os.listdir('/proc/1')",
+        "open('/etc/passwd')",
+        "open(os.__file__, 'a')",
+        "os.mkdir('/usr/lib/made')",
+        "os.mkdir('/made')",
+        "os.kill(os.getppid() or 999_999, 0)",
+        "os.setuid(1)",
+        "os.chroot('.')",
+        "open('big', 'wb').write(bytes(20 << 20))",
+        "os.memfd_create('memory')",
+    ],
+)
+def test_program_cannot_leave_its_process(statement: str) -> None:
+    assert passes_tests(build(attempt(statement)))
+
+
+def test_environment_and_files_are_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SECRET_KEY", "abc")
+    (tmp_path / "secret").write_text("abc")
+    program = f"import os\nreached = 'SECRET_KEY' in os.environ or os.path.exists({str(tmp_path)!r}) or os.listdir('.')"
+    assert passes_tests(build(program))
+    assert passes_tests(build("open('own', 'w').write('1')\nreached = open('own').read() != '1'"))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "data = bytearray(400 << 20)\nreached = False",
+        "blocks = []\nwhile True: blocks.append(bytes(1 << 20))",
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        "import sys\nwhile True: sys.stdout.write('x' * 65536)",
+        "import os, signal\nos.killpg(0, signal.SIGKILL)\nwhile True: pass",
+        "import ctypes\nctypes.string_at(0)",
+        "import threading\nthreading.Thread(target=print).start()\nreached = False",
+        "def down(): down()\nimport sys\nsys.setrecursionlimit(10**9)\ndown()",
+        "x = 10 ** 10 ** 10\nreached = False",
+    ],
+)
+def test_exceeded_limit_ends_only_the_program(program: str) -> None:
+    start = time.monotonic()
+    assert not passes_tests(build(program, cpu_seconds=1))
+    assert time.monotonic() - start < 20
+
+
+def test_parent_signals_are_not_reset() -> None:
+    """A program that could reset the signal of its parent's death would outlive it."""
+    program = "import ctypes\nreached = ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0"
+    assert passes_tests(build(program))
+
+
+def test_sleeping_program_ends_with_the_training(tmp_path: Path) -> None:
+    code = (
+        "from components.common.runtime.code_sandbox import Program, passes_tests\n"
+        "passes_tests(Program('import time\\ntime.sleep(600)', 'pass', '', 5, 256 << 20))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    deadline = time.monotonic() + 20
+    while not (sandboxes := find_sandboxes(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sandboxes
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while any(map(is_running, sandboxes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, sandboxes))
+
+
+def find_sandboxes(parent: int) -> list[int]:
+    """Return the process that isolates the code, and its child, once the child exists."""
+    children = {
+        pid: read_parent(pid) for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    }
+    outer = [pid for pid, one in children.items() if one == parent]
+    inner = [pid for pid, one in children.items() if one in outer]
+    return outer + inner if inner else []
+
+
+def read_parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def is_running(pid: int) -> bool:
+    return read_parent(pid) != 0
+
+
+def test_machine_that_cannot_isolate_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process starts in a user namespace that forbids others, as in a restricted container."""
+    script = tmp_path / "restricted.py"
+    script.write_text(
+        "import ctypes, os, runpy\n"
+        "ctypes.CDLL(None).unshare(0x10000000)\n"
+        "open('/proc/self/setgroups', 'w').write('deny')\n"
+        f"open('/proc/self/uid_map', 'w').write('0 {os.geteuid()} 1')\n"
+        "open('/proc/sys/user/max_user_namespaces', 'w').write('0')\n"
+        f"runpy.run_path({sandbox_process.__file__!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(code_sandbox, "COMMAND", [sys.executable, "-S", str(script)])
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be isolated on this machine: OSError: .* unshare: No space left"
+    ):
+        code_sandbox.check_isolation()
+
+
+def test_filter_denies_by_number() -> None:
+    """The filter is a list of classic BPF instructions of 8 bytes, which ends with the permission."""
+    program = sandbox_process.build_filter()
+    assert len(program) % 8 == 0
+    assert int.from_bytes(program[-4:], "little") == 0x7FFF0000
+    assert ctypes.sizeof(ctypes.c_void_p) == 8
