@@ -57,6 +57,14 @@ REWARD_METRIC = re.compile(r"(?P<split>eval_)?rewards/(?P<name>\w+)/mean")  # TR
 LogLine = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm of a guard: the step after which it was raised, and its sentence."""
+
+    step: int
+    sentence: str
+
+
 @dataclass(eq=False)
 class TrainingEvents:
     """Handlers of the trainer's events.
@@ -92,11 +100,12 @@ class TrainingEvents:
     step_start: float = 0.0
     step_seconds: float = 0.0
     is_stall_reported: bool = False
-    alarm: str | None = None
+    alarms: list[Alarm] = field(default_factory=list)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         trainer = self.trainer
         self.on_wrapped()
+        self.alarms = list_alarms(state.log_history, self.config)
         trainer.order.set_epoch(int(state.epoch or 0))  # transformers skips this with several processes
         checkpoint = self.folder / f"checkpoint-{state.global_step}"
         if state.global_step and (checkpoint / checkpoints.TRAINABLE_FILENAME).exists():
@@ -180,12 +189,28 @@ class TrainingEvents:
         losses = _list_losses(state)
         if not self.is_stall_reported and len(losses) == training_health.STALL_CHECK_STEP:
             self.is_stall_reported = self._report_stall(losses)
-        if "train_loss" in values and self.alarm is None and (alarm := find_alarm(state.log_history, self.config)):
-            self.alarm, is_stopped = alarm, self.config.grpo.on_alarm == "stop"
-            if is_stopped:  # the last weights are validated too: they may be the only ones
-                control.should_evaluate = self.trainer.eval_dataset is not None
-                control.should_save = control.should_training_stop = True
-            self.reporter.note(f"{'training stops' if is_stopped else 'warning'}: {alarm}")
+        is_armed = "train_loss" in values and _is_armed(self.alarms, state.global_step, self.config)
+        if is_armed and (alarm := find_alarm(state.log_history, self.config)):
+            self._react_to_alarm(alarm, state, control)
+
+    def _react_to_alarm(self, alarm: str, state: TrainerState, control: TrainerControl) -> None:
+        before = compute_rate_factor(self.alarms, self.config)
+        self.alarms.append(Alarm(state.global_step, alarm))
+        after = compute_rate_factor(self.alarms, self.config)
+        if self.config.grpo.on_alarm == "stop":  # the last weights are validated too: they may be the only ones
+            control.should_evaluate = self.trainer.eval_dataset is not None
+            control.should_save = control.should_training_stop = True
+            self.reporter.note(f"training stops: {alarm}")
+        elif after < before:
+            # A checkpoint has these rates of the scheduler and the optimizer.
+            scheduler, groups = self.trainer.lr_scheduler, self.trainer.optimizer.param_groups
+            scheduler.base_lrs = [rate * after / before for rate in scheduler.base_lrs]
+            for group in groups:
+                group["lr"] *= after / before
+            scheduler._last_lr = [group["lr"] for group in groups]  # the rate that the trainer logs
+            self.reporter.note(f"warning: {alarm}; the learning rate is lowered to {after:.3g} of its schedule")
+        else:
+            self.reporter.note(f"warning: {alarm}")
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.config.sample_prompts and self.trainer.is_world_process_zero():
@@ -284,11 +309,28 @@ def find_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
     return reward_guards.find_alarm(steps, config.grpo.max_kl, recorded)
 
 
-def find_first_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
-    """Return the first alarm of a guard during the training; None without rewards or alarm."""
+def list_alarms(history: Sequence[LogLine], config: Recipe) -> list[Alarm]:
+    """Return the alarms of the guards during the training: the first, or all to which the learning rate was lowered."""
     entries = [entry for entry in history if "loss" in entry] if config.objective_spec.has_rewards else []
-    alarms = (find_alarm(entries[:count], config) for count in range(len(entries) + 1))
-    return next(filter(None, alarms), None)
+    alarms: list[Alarm] = []
+    for count, entry in enumerate(entries, start=1):
+        if _is_armed(alarms, entry["step"], config) and (alarm := find_alarm(entries[:count], config)):
+            alarms.append(Alarm(entry["step"], alarm))
+    return alarms
+
+
+def _is_armed(alarms: Sequence[Alarm], step: int, config: Recipe) -> bool:
+    """Return whether the guards are checked after a step; after an alarm only once the window has no earlier step."""
+    return not alarms or (
+        config.grpo.on_alarm == "lower_learning_rate" and step - alarms[-1].step >= reward_guards.WINDOW
+    )
+
+
+def compute_rate_factor(alarms: Sequence[Alarm], config: Recipe) -> float:
+    """Return the factor on the learning rate after these alarms."""
+    if config.grpo.on_alarm != "lower_learning_rate":
+        return 1.0
+    return max(config.grpo.min_rate_factor, config.grpo.alarm_rate_factor ** len(alarms))
 
 
 def has_stopped_early(history: Sequence[LogLine], max_validations: int | None) -> bool:

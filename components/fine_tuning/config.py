@@ -337,11 +337,26 @@ class GrpoConfig(Section):
         description="Divergence from the model before the training, in nats per token, above which a guard raises an alarm; "
         "not measured if kl_weight is 0. null: no limit.",
     )
-    on_alarm: Literal["stop", "note"] = Field(
+    on_alarm: Literal["stop", "lower_learning_rate", "note"] = Field(
         "stop",
         description="Reaction to a guard: the divergence exceeds max_kl, answers become much longer or shorter, all answers "
         "to most prompts have the same reward, or a reward of weight 0 falls while the total rises. stop: save, and use the "
-        "checkpoint with the highest validation reward. note: report the first alarm.",
+        "checkpoint with the highest validation reward. lower_learning_rate: multiply the learning rate by alarm_rate_factor, "
+        "again after 10 steps if an alarm persists. note: report the first alarm.",
+    )
+    alarm_rate_factor: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        exclude_if=(0.5).__eq__,
+        description="lower_learning_rate: factor on the learning rate at each alarm.",
+    )
+    min_rate_factor: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        exclude_if=(0.1).__eq__,
+        description="lower_learning_rate: lower limit of the product of these factors. Further alarms are only reported.",
     )
 
 

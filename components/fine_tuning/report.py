@@ -84,9 +84,18 @@ def render_report(
         sentences.append(f"The rows were packed into {summary['examples']:,} rows of {config.max_length} tokens.")
     if summary["best_step"] and summary["best_step"] != summary["steps"]:
         sentences.append(f"The weights are from step {summary['best_step']:,}, which has the lowest validation loss.")
-    if summary.get("alarm"):
-        reaction = "Training was stopped by a guard" if config.grpo.on_alarm == "stop" else "A guard raised an alarm"
-        sentences.append(f"{reaction}: {summary['alarm']}.")
+    for alarm in summary["alarms"]:
+        reaction = "A guard raised an alarm"
+        if config.grpo.on_alarm == "stop":
+            reaction = "Training was stopped by a guard"
+        elif config.grpo.on_alarm == "lower_learning_rate":
+            reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {alarm['learning_rate_factor']:.3g} of its schedule"
+        sentences.append(f"{reaction}: {alarm['sentence']}.")
+    sentences += [
+        f"The judge {judge['model']} gave {judge['judgements']:,} judgements for {judge['tokens']:,} tokens; "
+        f"{judge['unscored']:,} without a score count as reward 0."
+        for judge in summary.get("judges", ())
+    ]
     if summary["stopped_early"]:
         sentences.append("Training stopped early: the validation loss no longer decreased.")
     sections = {

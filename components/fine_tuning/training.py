@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,8 @@ class TrainingResult:
 
     `rows_seen` counts a row once per draw. `sources` is the result of `mixing.summarize_shares`; empty with packing, and
     with one source and no mixing settings. `choices` has one sentence per compute setting. `startup` has the duration
-    of each startup phase. `alarm` is the first alarm of a guard.
+    of each startup phase. `alarms` has the step, the sentence and the factor on the learning rate of the first alarm of a
+    guard, or of all that lowered the learning rate.
     """
 
     steps: int
@@ -106,7 +107,7 @@ class TrainingResult:
     warmup_steps: int
     sources: list[dict[str, Any]]
     choices: list[str]
-    alarm: str | None = None
+    alarms: list[dict[str, Any]] = field(default_factory=list)
     startup: dict[str, float] = field(default_factory=dict)
 
 
@@ -594,6 +595,7 @@ def _build_result(
         trained_shape = model_shape.ModelShape.from_configuration(trainer.model.config, parameters)
         flops = tokens / (step_seconds + waited) * resource_formulas.estimate_training_flops(trained_shape, mean_length)
     steps_done, epoch_examples = int(trainer.state.global_step), splits.train.count_epoch_examples(config.mixing)
+    alarms = callbacks.list_alarms(history, config)
     device = compute_devices.get_device_name(settings.device)
     peak = compute_devices.get_peak_flops(device)
     return TrainingResult(
@@ -621,7 +623,13 @@ def _build_result(
         warmup_steps=int(trainer.args.warmup_steps),
         sources=_count_shares(splits, config, trainer.args.seed, steps_done),
         choices=settings.reasons,
-        alarm=callbacks.find_first_alarm(history, config),
+        alarms=[
+            {
+                **asdict(alarm),
+                "learning_rate_factor": callbacks.compute_rate_factor(alarms[:number], config),
+            }
+            for number, alarm in enumerate(alarms, start=1)
+        ],
         startup=timer.seconds,
     )
 

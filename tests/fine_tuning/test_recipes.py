@@ -234,13 +234,13 @@ def test_lora_plus_applies_the_weight_decay(datasets: dict[str, Artifact], tiny:
     assert len(digests) == 2
 
 
-def interrupt_at_step_four(train: Callable[[], object]) -> None:
-    """Interrupt a training after its checkpoint of step 4."""
+def interrupt_at_step_four(train: Callable[[], object], step: int = 4) -> None:
+    """Interrupt a training after its checkpoint of step 4, or another step."""
     rotate = checkpoints.rotate
 
     def interrupt(folder: Path, keep: int) -> None:
         rotate(folder, keep)
-        if (folder / "checkpoint-4").exists():
+        if (folder / f"checkpoint-{step}").exists():
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patched:

@@ -363,10 +363,42 @@ def test_alarm_stops_training_and_a_repeated_call_returns_the_model(
     settings = {**REQUIRED_SETTINGS["grpo"]["grpo"], "rewards": [{"kind": "regex", "pattern": "never"}]}
     model, notes = tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=25, grpo=settings)
     assert (model.manifest.summary["steps"], model.manifest.summary["validation_loss"]) == (20, 1.0)
-    assert str(model.manifest.summary["alarm"]).startswith("all answers to a prompt have the same reward for 100%")
+    (alarm,) = model.manifest.summary["alarms"]
+    assert alarm["sentence"].startswith("all answers to a prompt have the same reward for 100%")
+    assert (alarm["step"], alarm["learning_rate_factor"]) == (20, 1.0)
     assert any(note.startswith("training stops: all answers to a prompt have the same reward") for note in notes)
     assert "Training was stopped by a guard: all answers" in (model.path / "report.html").read_text()
     assert tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=25, grpo=settings)[0].sha256 == model.sha256
+
+
+@pytest.mark.long  # three trainings of 42 steps
+def test_alarms_lower_the_learning_rate_to_a_limit_and_training_resumes_bit_identically(
+    dataset: Artifact, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNELINE_THREADS", "1")
+    guarded = {"max_kl": 1e-9, "on_alarm": "lower_learning_rate", "alarm_rate_factor": 0.4, "min_rate_factor": 0.3}
+    changes = {
+        "grpo": {**REQUIRED_SETTINGS["grpo"]["grpo"], **guarded},
+        "max_steps": 42,
+        "checkpoint_every": 11,
+        "validation_rows": 0,
+        "schedule": "constant_with_warmup",
+    }
+    expected, notes = tune(dataset, tiny, tmp_path / "whole", **changes)
+    log = [json.loads(line) for line in (expected.path / "training.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["learning_rate"] for line in log if "train_loss" in line}
+    assert [rates[step] / 5e-3 for step in (20, 21, 30, 31, 42)] == pytest.approx([1, 0.4, 0.4, 0.3, 0.3])
+    alarms = [(alarm["step"], alarm["learning_rate_factor"]) for alarm in expected.manifest.summary["alarms"]]
+    assert alarms == [(20, 0.4), (30, 0.3), (40, 0.3)]
+    assert sum("the learning rate is lowered to" in note for note in notes) == 2
+    page = (expected.path / "report.html").read_text()
+    assert "At step 30, a guard lowered the learning rate to 0.3 of its schedule: the divergence" in page
+    interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed", **changes), step=22)
+    resumed, _ = tune(dataset, tiny, tmp_path / "resumed", **changes)
+    assert (resumed.sha256, resumed.manifest.summary["resumed_from"]) == (expected.sha256, 22)
+    assert resumed.manifest.summary["alarms"] == expected.manifest.summary["alarms"]
+    lowered = {**changes["grpo"], "max_kl": None}
+    assert tune(dataset, tiny, tmp_path / "free", **{**changes, "grpo": lowered})[0].sha256 != expected.sha256
 
 
 def test_long_prompts_are_left_out_and_counted(tiny: Path, tmp_path: Path) -> None:
