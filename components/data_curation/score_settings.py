@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+from components.common.runtime import chat_endpoint
+
 DEFAULT_CRITERIA = (
     "Correctness: the statements are true and the answer fits the question. Completeness: the question is answered in "
     "full. Clarity: the text is well written and easy to follow. Usefulness: a language model learns something from it. "
@@ -122,21 +122,7 @@ class JudgeSettings(_Section):
             return self
         if not self.model:
             raise ValueError("model is empty; expected the name of the model at the endpoint")
-        url = urlsplit(self.url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(
-                f"url has scheme {url.scheme!r} and host {url.hostname or ''!r}; expected scheme http or https, and a host"
-            )
-        if url.scheme == "http" and url.hostname not in LOCAL_HOSTS and self.credentials:
-            raise ValueError(
-                "url has scheme http, which would send the key unencrypted; expected https, a host on this machine, or no "
-                "credentials"
-            )
-        if url.username or url.password or url.query or url.fragment:
-            raise ValueError(
-                "url contains a user, password, query or fragment; allowed: scheme, host, port and path (credentials "
-                "names the environment variable with the API key)"
-            )
+        chat_endpoint.check_url(self.url, "url", "credentials", self.credentials)
         return self
 
 

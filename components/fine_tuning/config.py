@@ -17,8 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from components.common.answer_metrics import json_answers
 from components.common.models.adaptations import ADAPTATIONS, Adaptation, AdaptationName
 from components.common.models.compute_devices import Device
+from components.common.runtime import chat_endpoint
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.validation_errors import describe_validation_error
+from components.fine_tuning.judge_rewards import DEFAULT_CRITERIA
 from components.fine_tuning.mixing import MixingSettings
 from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 from components.fine_tuning.optimizers import OPTIMIZERS, OptimizerName
@@ -229,6 +231,41 @@ class RewardModelConfig(Section):
     )
 
 
+class JudgeConfig(Section):
+    """A language model at an OpenAI-compatible endpoint that rates answers. The texts leave this machine."""
+
+    base_url: str = Field(
+        min_length=1, description="URL of the endpoint without /chat/completions, such as https://judge.example/v1."
+    )
+    model: str = Field(min_length=1, description="Name of the model at the endpoint.")
+    api_key_env: str = Field(
+        "",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$|^$",
+        description="Environment variable with the API key. Empty: no key.",
+    )
+    criteria: str = Field(
+        DEFAULT_CRITERIA, min_length=1, max_length=20_000, description="Criteria for the score, as text for the judge."
+    )
+    concurrency: int = Field(4, ge=1, le=64, description="Maximum number of concurrent requests of a process.")
+    timeout_seconds: float = Field(60, gt=0, description="Timeout of a request in seconds.")
+    retries: int = Field(3, ge=0, le=10, description="Maximum number of retries of a request.")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of questions and judgements after which the training stops; a larger limit resumes it. "
+        "Concurrent requests may exceed it. null: no limit.",
+    )
+
+    @model_validator(mode="after")
+    def _check_url(self) -> JudgeConfig:
+        chat_endpoint.check_url(self.base_url, "base_url", "api_key_env", self.api_key_env)
+        return self
+
+
+# Settings of a judge that do not change its judgements.
+JUDGE_OPERATION = {"api_key_env", "concurrency", "timeout_seconds", "retries", "max_tokens"}
+
+
 class RewardConfig(Section):
     """An entry of `grpo.rewards`."""
 
@@ -273,6 +310,10 @@ class RewardConfig(Section):
         ge=128,
         exclude_if=lambda megabytes: megabytes is None,
         description="unit_tests: memory of an answer's code and its tests in MB. null: 512.",
+    )
+
+    judge: JudgeConfig | None = Field(
+        None, exclude_if=lambda judge: judge is None, description="judge: the language model that rates answers."
     )
 
     @model_validator(mode="after")
@@ -912,7 +953,7 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
         ),
         (
             objective.has_rewards != bool(c.grpo.rewards),
-            "objective grpo requires grpo.rewards; found none"
+            f"objective {c.objective} requires grpo.rewards; found none"
             if objective.has_rewards
             else f"grpo.rewards cannot be used with {c.objective}; expected objective grpo",
         ),

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from components.common.answer_metrics import ifeval_checks, json_answers, numeric_answers, repetition, squad_metrics
 from components.common.runtime import code_sandbox
 from components.common.runtime.errors import InputError, TrainingError
-from components.fine_tuning import code_rewards
+from components.fine_tuning import code_rewards, judge_rewards
 
 if TYPE_CHECKING:
-    from components.fine_tuning.config import RewardConfig
+    from components.fine_tuning.config import JudgeConfig, RewardConfig
 
 RewardName = Literal[
     "exact_match",
@@ -35,6 +35,7 @@ RewardName = Literal[
     "ifeval",
     "unit_tests",
     "reward_model",
+    "judge",
 ]
 REWARD_BATCH_TOKENS = 2048  # of a reward model
 
@@ -70,9 +71,11 @@ class RewardInputs:
     Attributes:
         reward_bases: Folders of the base models of reward models, by the folders of the reward models. A base model that
             is not listed is resolved from the manifest.
+        state: Folder of the training's state, where judgements are stored. None: they are not stored.
     """
 
     reward_bases: Mapping[str, str] = field(default_factory=dict)
+    state: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Reward:
         check_fields: Function that checks the fields of a training row that the reward reads. It raises ValueError, whose
             message begins with a verb.
         check_machine: Function that checks whether this machine can compute the reward.
+        check_service: Function that sends a request to the service that computes the reward.
     """
 
     summary: str
@@ -94,7 +98,8 @@ class Reward:
     parameter: str = ""
     options: tuple[str, ...] = ()
     check_fields: Callable[[Fields], object] | None = None
-    check_machine: Callable[[], object] | None = None
+    check_machine: Callable[[RewardConfig], object] | None = None
+    check_service: Callable[[RewardConfig], object] | None = None
 
 
 def _score_each(build_check: Callable[[RewardConfig], Check]) -> Callable[[RewardConfig, RewardInputs], Scorer]:
@@ -157,6 +162,16 @@ def _build_unit_tests(config: RewardConfig, _: RewardInputs) -> Scorer:
         return code_rewards.score_code(answers, config.cpu_seconds, config.memory_mb)
 
     return score
+
+
+def _get_judge(config: RewardConfig) -> JudgeConfig:
+    assert config.judge is not None  # required by the kind
+    return config.judge
+
+
+def _build_judge(config: RewardConfig, inputs: RewardInputs) -> Scorer:
+    score_answers = judge_rewards.build_scorer(_get_judge(config), inputs.state)
+    return lambda rollouts: score_answers([(rollout.question, rollout.answer) for rollout in rollouts])
 
 
 def _load_reward_model(config: RewardConfig, inputs: RewardInputs) -> Scorer:
@@ -227,7 +242,7 @@ REWARDS: dict[RewardName, Reward] = {
         "answer follows",
         _score_each(lambda _: _score_instructions),
         check_fields=ifeval_checks.parse_instructions,
-        check_machine=ifeval_checks.load_checkers,
+        check_machine=lambda _: ifeval_checks.load_checkers(),
     ),
     "unit_tests": Reward(
         "the Python code in the answer passes the tests in the row's field test, with entry_point as in HumanEval; it runs "
@@ -235,13 +250,20 @@ REWARDS: dict[RewardName, Reward] = {
         _build_unit_tests,
         options=("cpu_seconds", "memory_mb"),
         check_fields=code_rewards.check_tests,
-        check_machine=code_sandbox.check_isolation,
+        check_machine=lambda _: code_sandbox.check_isolation(),
     ),
     "reward_model": Reward(
         "a reward model's estimate of the probability that people prefer the answer to an average answer",
         _load_reward_model,
         "model",
         options=("sha256",),
+    ),
+    "judge": Reward(
+        "the score, from 1 to 10 and scaled, of a language model at an endpoint",
+        _build_judge,
+        "judge",
+        check_machine=lambda config: judge_rewards.read_key(_get_judge(config)),
+        check_service=lambda config: judge_rewards.probe(_get_judge(config)),
     ),
 }
 
@@ -281,12 +303,24 @@ def check_machine(entries: Iterable[RewardConfig]) -> None:
     """Check that this machine can compute the rewards.
 
     Raises:
-        ConfigurationError: generated code cannot be isolated, or data of IFEval's checkers is missing.
+        ConfigurationError: generated code cannot be isolated, data of IFEval's checkers is missing, or an API key is not set.
         EngineMissingError: IFEval's checkers are not installed.
     """
-    for check in {REWARDS[entry.kind].check_machine for entry in entries}:
-        if check:
-            check()
+    for entry in entries:
+        if check := REWARDS[entry.kind].check_machine:
+            check(entry)
+
+
+def check_services(entries: Iterable[RewardConfig]) -> None:
+    """Send a request to each service that computes a reward.
+
+    Raises:
+        ConfigurationError: an API key is not set.
+        EngineMissingError: a service does not answer, or rejects the request.
+    """
+    for entry in entries:
+        if check := REWARDS[entry.kind].check_service:
+            check(entry)
 
 
 def check_row_fields(entries: Iterable[RewardConfig], location: str, meta: str | None) -> None:

@@ -32,6 +32,7 @@ from components.fine_tuning import (
     adapters,
     callbacks,
     distillation,
+    judge_rewards,
     mixing,
     model_card,
     model_support,
@@ -45,7 +46,7 @@ from components.fine_tuning import (
     training,
     training_plan,
 )
-from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.config import JUDGE_OPERATION, FineTuningConfig, Recipe
 from components.fine_tuning.sample_answers import SAMPLES_FILENAME
 from components.fine_tuning.token_cache import TokenizedDataset, TokenizedSplit
 from components.fine_tuning.training import TrainingJob, TrainingResult
@@ -182,6 +183,10 @@ def finetune(
         for number, artifact in reward_models.items():
             source = artifact.as_input(recipe.grpo.rewards[number].model or "")
             inputs.append(source.model_copy(update={"kind": reward_sources.REWARD_INPUT}))
+        judges = [entry.judge for entry in recipe.grpo.rewards if entry.judge]
+        inputs += map(judge_rewards.describe_input, judges)
+        if judges:
+            summary["judges"] = [judge_rewards.summarize(judge, work) for judge in judges]
         card = model_card.render_card(recipe, summary, dataset, base, inputs, seed)
         page = _write_documents(work, output, card, summary, inputs, recipe)
         artifact_kind = artifact_folder.REWARD_MODEL if recipe.objective_spec.scores_answers else "model"
@@ -324,14 +329,20 @@ def compute_key(
     """Return the digest of all inputs that determine the weights.
 
     Includes device and threads (`arithmetic`), because the order of floating-point sums affects rounding. Excludes the
-    settings of the model card.
+    settings of the model card, and limits of judges.
     """
     return hashing.digest(
         {
             "stage": STAGE,
             "code": code_digest.code_sha256(STAGE),
             "inputs": [dataset_sha256, base_sha256, *filter(None, [initial_adapter_sha256])],
-            "config": config.model_dump(exclude={"card", "initial_adapter"}),
+            "config": config.model_dump(
+                exclude={
+                    "card": True,
+                    "initial_adapter": True,
+                    "grpo": {"rewards": {"__all__": {"judge": JUDGE_OPERATION}}},
+                }
+            ),
             "seed": seed,
             "arithmetic": dict(arithmetic),
         }

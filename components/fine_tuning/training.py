@@ -451,7 +451,9 @@ def _build_trainer(
         options["data_collator"] = trainers.build_collator(config, tokenizer)
     samples_path = Path(job.state) / sample_answers.SAMPLES_FILENAME
     with adapters.explain_target_errors(model, config):
-        trainer = trainers.build_trainer_class(config, splits, job.seed, samples_path, RewardInputs(job.reward_bases))(
+        trainer = trainers.build_trainer_class(
+            config, splits, job.seed, samples_path, RewardInputs(job.reward_bases, Path(job.state))
+        )(
             model=model,
             args=arguments,
             train_dataset=splits.train.dataset,

@@ -503,6 +503,7 @@ def _check_services(config: Customization, workdir: Workdir, inputs: CurationInp
     reporter.step("checking the judges and the data remote")
     if config.data_curation.quality_scores.judge.is_enabled:
         LanguageModelJudge.open(config.data_curation.quality_scores.judge, None)
+    rewards.check_services(config.fine_tuning.grpo.rewards)
     task_preflight.check_endpoints(config.evaluation.tasks)
     has_stored = [artifact_store.has_artifact(workdir.store, sha256) for _, sha256 in inputs.earlier_revisions]
     check_remote(config.data_versioning, workdir=workdir.root, is_read=not all(has_stored))

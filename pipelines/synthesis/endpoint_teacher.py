@@ -17,14 +17,14 @@ from pydantic import ValidationError
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.runtime import chat_completions, http_client
-from components.common.runtime.errors import RESUME_HINT, EngineMissingError, InterruptedRunError, UsageError
-from components.data_curation.score_settings import JudgeSettings
-from components.evaluation.tasks.chat_endpoint import (
+from components.common.runtime.chat_endpoint import (
     ChatEndpoint,
     MissingTextError,
     NoAnswerError,
     RequestRejectedError,
 )
+from components.common.runtime.errors import RESUME_HINT, EngineMissingError, InterruptedRunError, UsageError
+from components.data_curation.score_settings import JudgeSettings
 from pipelines.synthesis.journal import Answer, Journal
 from pipelines.synthesis.teacher_budget import TeacherBudget, estimate_tokens
 from pipelines.synthesis.teachers import TeacherOptions, TeacherRequest

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from components.common.answer_metrics import judge_scores
 from components.common.artifacts import hashing
 from components.common.row_comparison import shingles
 from components.common.row_comparison.training_overlap import measure_similarity
@@ -241,11 +242,11 @@ class Synthesis:
                 {"role": "system", "content": system},
                 {"role": "user", "content": f"<row>\n{quoted}\n</row>"},
             ]
-            requests.append(build_request(self._judge, messages, judge_client.ANSWER_SCHEMA, sampling, 0))
+            requests.append(build_request(self._judge, messages, judge_scores.ANSWER_SCHEMA, sampling, 0))
         results: list[tuple[int | None, str]] = []
         for answer in self._ask(self._judge, requests):
             try:
-                score = judge_client.parse_score(answer.text, answer.is_truncated)
+                score = judge_scores.parse_score(answer.text, answer.is_truncated)
             except ValueError as error:
                 results.append((None, answer.refusal or str(error)))
                 continue

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from components.common.answer_metrics import judge_scores
 from components.common.runtime import chat_completions
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, InputError
 from components.common.runtime.reporters import SilentReporter
@@ -567,20 +568,20 @@ def test_endpoint_without_schemas_is_used_without_them(texts, judge_server, cura
 def test_answers_are_parsed(answer, score):
     if score is None:
         with pytest.raises(ValueError, match="the answer"):
-            judge_client.parse_score(answer)
+            judge_scores.parse_score(answer)
     else:
-        assert judge_client.parse_score(answer) == score
+        assert judge_scores.parse_score(answer) == score
 
 
 def test_score_of_an_answer_with_a_truncated_reason_counts():
-    assert judge_client.parse_score('{"score": 7, "reason": "clear, but', is_truncated=True) == 7
+    assert judge_scores.parse_score('{"score": 7, "reason": "clear, but', is_truncated=True) == 7
     for answer, is_truncated in (
         ('{"score": 7, "reason": "clear', False),
         ('{"score": 1', True),
         ("I rate it 7", True),
     ):
         with pytest.raises(ValueError, match="the answer"):
-            judge_client.parse_score(answer, is_truncated)
+            judge_scores.parse_score(answer, is_truncated)
 
 
 def test_number_of_judged_rows_is_limited(texts, judge_server, curate_scored, read_rows):

@@ -40,7 +40,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 def tune(dataset: Artifact, tiny: Path, folder: Path, **changes: Any) -> tuple[Artifact, list[str]]:
     reporter = NoteRecorder()
-    config = recipe(tiny, objective="grpo", **changes)
+    config = recipe(tiny, **{"objective": "grpo", **changes})
     model = finetune(dataset, folder / "model", config, seed=3, state=folder / "state", reporter=reporter)
     return model, reporter.notes
 

@@ -1284,9 +1284,9 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     "the package refers to …, which is missing or has changed: …": ("artifact_damaged", 1),
     "the package cannot be published: …": ("engine_missing", 1),
 }
-# The tests are in tests/common/test_weight_integrity.py and test_tokenization_check.py, in test_chaining.py,
-# test_mixing.py, test_rewards.py, test_long_rows.py and test_recipe_defaults.py of tests/fine_tuning, and in
-# tests/pipelines/test_customization_chain.py and test_compiled_chain.py.
+# The tests are in tests/common/test_weight_integrity.py, test_tokenization_check.py and test_code_sandbox.py, in
+# test_chaining.py, test_mixing.py, test_rewards.py, test_judge_rewards.py, test_long_rows.py and test_recipe_defaults.py of
+# tests/fine_tuning, and in tests/pipelines/test_customization_chain.py and test_compiled_chain.py.
 MODEL_ERRORS = {
     "fine_tuning.base_model: … of … has … bytes; expected at most …": ("configuration", 2),
     "fine_tuning.base_model: the chat template of … takes more than 30 seconds for short conversations": (
@@ -1331,6 +1331,9 @@ MODEL_ERRORS = {
     ),
     "the reward … cannot score the row …: it …": ("input", 1),
     "generated code cannot be isolated on this machine: …": ("configuration", 2),
+    "the judge of the rewards at … cannot be used: …": ("engine_missing", 1),
+    "the judge of the rewards at … stopped answering: …": ("interrupted", 75),
+    "the judge of the rewards has used … tokens; the limit is … for … processes": ("budget", 75),
     "fine_tuning.distillation.teacher: … has …; the loss compares the probabilities of equal tokens": (
         "configuration",
         2,

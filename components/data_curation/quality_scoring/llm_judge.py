@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from components.common import personal_data
+from components.common.answer_metrics.judge_scores import MAX_SCORE, MIN_SCORE
 from components.common.artifacts import hashing
 from components.common.runtime.errors import EngineMissingError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.quality_scoring.judge_client import (
     KEY,
-    MAX_SCORE,
-    MIN_SCORE,
     JudgeClient,
     NoScoreError,
     read_api_key,

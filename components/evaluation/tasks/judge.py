@@ -22,11 +22,11 @@ from pydantic import Field, model_validator
 
 from components.common.artifacts import hashing
 from components.common.runtime import chat_completions
+from components.common.runtime.chat_endpoint import ChatEndpoint, NoAnswerError, RequestRejectedError
 from components.common.runtime.errors import EngineMissingError, InputError
 from components.evaluation.task_interface import UNANSWERED_FIGURE, Engine, Item, Metric, Scores, TaskContext
 from components.evaluation.tasks import item_encoding, judge_calibration, record_files
 from components.evaluation.tasks.base_task import Task
-from components.evaluation.tasks.chat_endpoint import ChatEndpoint, NoAnswerError, RequestRejectedError
 from components.evaluation.tasks.config import PromptSettings
 from components.evaluation.tasks.item_encoding import Message
 from components.evaluation.tasks.judge_calibration import MISSING_JUDGEMENTS, Judgement

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from components.common.artifacts.hashing import sha256_file
+from components.common.runtime.chat_endpoint import ChatEndpoint
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.reading.raw_records import Record
 from components.data_curation.reading.record_formats import parse_record
 from components.data_curation.reading.source_settings import SourceEntry
-from components.evaluation.tasks.chat_endpoint import ChatEndpoint
 from pipelines.synthesis import journal, row_checks
 from pipelines.synthesis.endpoint_teacher import EndpointTeacher
 from pipelines.synthesis.journal import Answer, Journal

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from components.common.runtime import chat_completions
 from components.common.runtime.errors import EngineMissingError
 
 AnswerT = TypeVar("AnswerT")
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 class NoAnswerError(Exception):
@@ -114,3 +116,32 @@ def get_text(answer: Any) -> str:
     if not isinstance(text, str):
         raise MissingTextError("the response has no text in choices[0].message.content")
     return text
+
+
+def check_url(address: str, setting: str, key_setting: str, key_variable: str) -> None:
+    """Check the URL of an endpoint.
+
+    Args:
+        address: The URL, without /chat/completions.
+        setting: The key of the configuration that has the URL.
+        key_setting: The key of the configuration that names the environment variable with the API key.
+        key_variable: The name of this variable; "" for no key.
+
+    Raises:
+        ValueError: The URL is not http or https, contains a password, or would send the key unencrypted.
+    """
+    url = urlsplit(address)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError(
+            f"{setting} has scheme {url.scheme!r} and host {url.hostname or ''!r}; expected scheme http or https, and a host"
+        )
+    if url.scheme == "http" and url.hostname not in LOCAL_HOSTS and key_variable:
+        raise ValueError(
+            f"{setting} has scheme http, which would send the key unencrypted; expected https, a host on this machine, or no "
+            f"{key_setting}"
+        )
+    if url.username or url.password or url.query or url.fragment:
+        raise ValueError(
+            f"{setting} contains a user, password, query or fragment; allowed: scheme, host, port and path ({key_setting} "
+            "names the environment variable with the API key)"
+        )
