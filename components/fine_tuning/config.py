@@ -67,7 +67,7 @@ class LoraConfig(Section):
         ge=0,
         lt=1,
         description="Dropout on the input of the update. A higher value reduces overfitting on small datasets. "
-        "grpo, distill and reward use 0, as does an update of the weights of experts (docs/how-to/models.md).",
+        "grpo, rloo, distill and reward use 0, as does an update of the weights of experts (docs/how-to/models.md).",
     )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear",
@@ -349,7 +349,7 @@ class GrpoConfig(Section):
     rewards: list[RewardConfig] = Field(
         [],
         max_length=16,
-        description="Checks that score an answer. The reward is their weighted mean. Required by the objective grpo.",
+        description="Checks that score an answer. The reward is their weighted mean. Required by the objectives grpo and rloo.",
     )
     answers_per_prompt: int = Field(
         8,
@@ -510,7 +510,9 @@ class FineTuningConfig(Section):
     )
     # Excluded if unchanged, so that other recipes keep the digests from before this objective existed.
     grpo: GrpoConfig = Field(
-        GrpoConfig(), exclude_if=lambda grpo: grpo == GrpoConfig(), description="Settings of the objective grpo."
+        GrpoConfig(),
+        exclude_if=lambda grpo: grpo == GrpoConfig(),
+        description="Settings of the objectives grpo and rloo.",
     )
     distillation: DistillationConfig = Field(
         DistillationConfig(),
@@ -581,7 +583,7 @@ class FineTuningConfig(Section):
         None,
         ge=1,
         description="Rows per optimizer step, over all processes. A larger batch is more stable, but steps are slower. "
-        "A packed row counts once, as does a prompt of grpo and distill. null: 16 (grpo: 8), or the next multiple of micro_batch_size × "
+        "A packed row counts once, as does a prompt of grpo, rloo and distill. null: 16 (grpo, rloo: 8), or the next multiple of micro_batch_size × "
         "processes.",
     )
     tokens_per_step: int | None = Field(
@@ -599,7 +601,7 @@ class FineTuningConfig(Section):
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum length of a row in tokens. Longer rows are truncated (text: split; grpo and distill: left out, "
+        description="Maximum length of a row in tokens. Longer rows are truncated (text: split; grpo, rloo and distill: left out, "
         "because only the prompt counts) and counted. Memory use grows with the length. null: the 95th percentile of the row lengths, "
         "within the model's context and memory.",
     )
@@ -659,7 +661,7 @@ class FineTuningConfig(Section):
         128,
         ge=0,
         description="Number of validation rows whose loss is measured at every checkpoint; the first rows are used. "
-        "grpo answers them, and its validation loss is 1 − the mean reward. The checkpoint with the lowest loss is the "
+        "grpo and rloo answer them, and its validation loss is 1 − the mean reward. The checkpoint with the lowest loss is the "
         "result. 0: the last checkpoint is the result.",
     )
     sample_prompts: list[str] = Field(
@@ -955,7 +957,7 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             objective.has_rewards != bool(c.grpo.rewards),
             f"objective {c.objective} requires grpo.rewards; found none"
             if objective.has_rewards
-            else f"grpo.rewards cannot be used with {c.objective}; expected objective grpo",
+            else f"grpo.rewards cannot be used with {c.objective}; expected objective grpo or rloo",
         ),
         (
             objective.has_teacher != bool(c.distillation.teacher),

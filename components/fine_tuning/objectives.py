@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from components.fine_tuning.pair_losses import PairLoss, compute_orpo_loss, comp
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo", "grpo", "reward", "distill"]
+ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo", "grpo", "rloo", "reward", "distill"]
 IGNORED_LABEL = -100  # skipped by torch's cross-entropy
 TOKEN_LIST = "list<int32>"
 TEXT = "string"
@@ -281,6 +281,25 @@ PAIR_FEATURES = {"prompt_ids": TOKEN_LIST, "chosen_ids": TOKEN_LIST, "rejected_i
 PAIR_COLLATOR = "trl.trainer.dpo_trainer.DataCollatorForPreference"
 ACCEPTED_PAIRS = "pairs of a chosen and a rejected answer (preference rows)"
 CAUSAL_COLLATOR = "trl.trainer.sft_trainer.DataCollatorForLanguageModeling"
+GRPO = Objective(
+    summary="reinforcement learning: the model answers the prompts, and answers with higher rewards than the other "
+    "answers to the same prompt become more likely",
+    row_mappings={
+        kind: RowMapping([*columns, "tools", "meta"], partial(_to_prompt, kind=kind), "the prompts of the last answers")
+        for kind, (columns, _, _) in conversation_rows.ROW_KINDS.items()
+    },
+    encode=_encode_prompt,
+    features={"prompt": TOKEN_LIST, "question": TEXT, "reference": TEXT, "meta": TEXT},
+    trl_method="GRPO",
+    collator_path="",
+    accepted_rows="conversations (sft, preference or unpaired rows)",
+    loss_description="training: GRPO's loss (Shao et al., arXiv 2402.03300) with DAPO's mean over tokens (arXiv "
+    "2503.14476); validation: 1 − the mean reward of one answer without sampling",
+    learning_rate_factor=PREFERENCE_RATE_FACTOR,
+    generates=True,
+    has_rewards=True,
+    batch_rows=8,
+)
 OBJECTIVES: dict[ObjectiveName, Objective] = {
     "sft": Objective(
         summary="prediction of the assistant's answers, in all turns",
@@ -365,26 +384,14 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         loss_description="SimPO's loss (Meng et al., arXiv 2405.14734)",
         learning_rate_factor=PREFERENCE_RATE_FACTOR,
     ),
-    "grpo": Objective(
-        summary="reinforcement learning: the model answers the prompts, and answers with higher rewards than the other "
-        "answers to the same prompt become more likely",
-        row_mappings={
-            kind: RowMapping(
-                [*columns, "tools", "meta"], partial(_to_prompt, kind=kind), "the prompts of the last answers"
-            )
-            for kind, (columns, _, _) in conversation_rows.ROW_KINDS.items()
-        },
-        encode=_encode_prompt,
-        features={"prompt": TOKEN_LIST, "question": TEXT, "reference": TEXT, "meta": TEXT},
-        trl_method="GRPO",
-        collator_path="",
-        accepted_rows="conversations (sft, preference or unpaired rows)",
-        loss_description="training: GRPO's loss (Shao et al., arXiv 2402.03300) with DAPO's mean over tokens (arXiv "
-        "2503.14476); validation: 1 − the mean reward of one answer without sampling",
-        learning_rate_factor=PREFERENCE_RATE_FACTOR,
-        generates=True,
-        has_rewards=True,
-        batch_rows=8,
+    "grpo": GRPO,
+    "rloo": replace(
+        GRPO,
+        summary="as grpo, but each answer is compared with the mean of the others (leave one out), and the divergence is part "
+        "of the reward",
+        trl_method="RLOO",
+        loss_description="training: REINFORCE with a leave-one-out baseline (Ahmadian et al., arXiv 2402.14740), the "
+        "divergence subtracted from the rewards, and advantages not divided by their deviation; validation: as grpo, 1 − the mean reward",
     ),
     "distill": Objective(
         summary="distillation: the model answers the prompts, and each of its tokens becomes as likely as a larger teacher "

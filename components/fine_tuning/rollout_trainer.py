@@ -1,4 +1,4 @@
-"""TRL trainers with tokenized prompts; the GRPO trainer with tuneline's rewards and greedy validation."""
+"""TRL trainers with tokenized prompts; the GRPO and RLOO trainers with tuneline's rewards and greedy validation."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def generate_from_tokens(base: type[Trainer]) -> type[Trainer]:
 
 
 def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path, inputs: RewardInputs) -> type[Trainer]:
-    """Return a subclass of TRL's GRPO trainer for tokenized prompts, whose validation loss is 1 − the mean reward.
+    """Return a subclass of TRL's GRPO or RLOO trainer for tokenized prompts, whose validation loss is 1 − the mean reward.
 
     Args:
         base: TRL's trainer.
@@ -107,8 +107,7 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path, inpu
                 examples = [rows[index] for index in indices]
                 if not examples:
                     continue
-                with self.decode_greedily():
-                    ids, _ = self._generate_single_turn([example["prompt"] for example in examples], None, {}, 1)
+                ids = self._answer_greedily([example["prompt"] for example in examples])
                 answers = self.processing_class.batch_decode(ids, skip_special_tokens=True)
                 rollouts = [
                     Rollout(
@@ -139,6 +138,15 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path, inpu
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             return metrics
+
+        def _answer_greedily(self, prompts: list[list[int]]) -> list[list[int]]:
+            """Return the tokens of one answer to each prompt. TRL's GRPO trainer also returns their log-probabilities."""
+            with self.decode_greedily():
+                if config.objective == "grpo":
+                    ids: list[list[int]] = self._generate_single_turn(prompts, None, {}, 1)[0]
+                else:
+                    ids = self._generate_single_turn(prompts, None, {})
+            return ids
 
         def _log_samples(self, samples: Sequence[tuple[Rollout, float]]) -> None:
             with samples_path.open("a", encoding="utf-8") as file:

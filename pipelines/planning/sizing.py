@@ -23,9 +23,9 @@ from pipelines.planning.storage_size import StorageRequest, size_storage
 GIB = 2**30
 Json = dict[str, Any]
 ADAPTATIONS = ("full", "lora", "qlora", "p_tuning")
-OBJECTIVES = ("sft", "dpo", "kto", "orpo", "simpo", "grpo")
-GENERATING_OBJECTIVES = ("grpo", "distill")
-REFERENCE_OBJECTIVES = ("dpo", "kto", "grpo")  # the loss compares with the model before the training
+OBJECTIVES = ("sft", "dpo", "kto", "orpo", "simpo", "grpo", "rloo")
+GENERATING_OBJECTIVES = ("grpo", "rloo", "distill")
+REFERENCE_OBJECTIVES = ("dpo", "kto", "grpo", "rloo")  # the loss compares with the model before the training
 DEFAULT_LENGTH = 2048
 MICRO_BATCHES = (16, 8, 4, 2, 1)
 GPU_COUNTS = (1, 2, 4, *range(8, 1025, 8))

@@ -16,6 +16,7 @@ ROW_KINDS = {
     "orpo": "preference",
     "simpo": "preference",
     "grpo": "sft",
+    "rloo": "sft",
     "reward": "preference",
     "distill": "sft",
 }
@@ -31,6 +32,7 @@ REQUIRED_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "distill": {"distillation": {"teacher": "/teacher", "max_answer_tokens": 16}},
 }
+REQUIRED_SETTINGS["rloo"] = REQUIRED_SETTINGS["grpo"]
 SETTINGS: dict[str, Any] = {
     "epochs": 1.0,
     "learning_rate": 5e-4,

@@ -34,6 +34,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": "dpo"},
     "orpo": {"objective": "orpo"},
     "grpo": {"objective": "grpo", **REQUIRED_SETTINGS["grpo"]},
+    "rloo": {"objective": "rloo", **REQUIRED_SETTINGS["rloo"]},
     "reward": {"objective": "reward"},
     "distill": {"objective": "distill", **REQUIRED_SETTINGS["distill"]},
     "simpo, full": {"objective": "simpo", "adaptation": "full", "learning_rate": 1e-4},

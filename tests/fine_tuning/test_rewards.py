@@ -422,3 +422,17 @@ def test_adapter_is_trained_further_and_preference_rows_give_prompts(tiny: Path,
     assert first["kl"] == pytest.approx(0, abs=1e-5), "the reference is the adapter before the training"
     assert (model.path / "adapter_model.safetensors").exists()
     assert model_loading.load_tokenizer(model.path)
+
+
+def test_rloo_differs_from_grpo_and_resumes_bit_identically(
+    dataset: Artifact, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNELINE_THREADS", "1")
+    expected, _ = tune(dataset, tiny, tmp_path / "whole", objective="rloo")
+    log = [json.loads(line) for line in (expected.path / "training.jsonl").read_text().splitlines()]
+    steps = [line for line in log if "train_loss" in line]
+    assert [line["gradient_norm"] for line in steps[:3]] == pytest.approx([0, 13.12, 0.4334], rel=1e-2)
+    assert {"reward_length", "kl", "entropy", "answer_tokens", "equal_reward_groups"} <= steps[0].keys()
+    interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed", objective="rloo"))
+    resumed, _ = tune(dataset, tiny, tmp_path / "resumed", objective="rloo")
+    assert (resumed.sha256, resumed.manifest.summary["resumed_from"]) == (expected.sha256, 4)

@@ -319,7 +319,7 @@ def test_text_names_what_binds_formulas_and_assumptions(tmp_path: Path) -> None:
         (("--model", "9"), "is not between", "8b"),
         (("--precision", "fp8", "--gpu", "a100"), "a100 has no fp8 rate", "bf16"),
         (("--stack", "fast"), "--stack is 'fast'", "standard or tuned"),
-        (("--objective", "ppo"), "--objective is 'ppo'", "simpo or grpo"),
+        (("--objective", "ppo"), "--objective is 'ppo'", "grpo or rloo"),
         (("--adaptation", "lorra"), "fine_tuning.adaptation: found 'lorra'", "configuration.md"),
         (("--gpu", "h200:8", "--global-batch", "4"), "--global-batch 4 is too small", "--global-batch 8"),
         (("--model", "gone.json"), "gone.json cannot be read: No such file", "config.json"),
