@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from components.common.artifacts import artifact_folder
 from components.common.launch.launcher_settings import LauncherSettings, to_environment
+from components.common.runtime import code_sandbox
 from components.common.runtime.errors import ConfigurationError, EngineMissingError, InputError, TunelineError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
@@ -712,6 +714,25 @@ def test_unreachable_judge_is_an_error(estimate: Estimate, override: str, messag
     with pytest.raises(EngineMissingError) as error:
         estimate(override)
     assert error.value.message.startswith(message)
+
+
+def test_unusable_rewards_are_errors_before_the_training(
+    fresh_project: Path, estimate: Estimate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_overrides(reward: str) -> list[str]:
+        return ["fine_tuning.objective=grpo", "fine_tuning.packing=false", f"fine_tuning.grpo.rewards=[{reward}]"]
+
+    judge = "{kind: judge, judge: {base_url: 'http://127.0.0.1:9/v1', model: j}}"
+    with pytest.raises(
+        EngineMissingError, match=r"the judge of the rewards at http://127\.0\.0\.1:9/v1 cannot be used"
+    ):
+        estimate(*build_overrides(judge))
+    with pytest.raises(InputError, match=r"the reward ifeval cannot score the row .*\.jsonl:\d+: it has None"):
+        estimate(*build_overrides("{kind: ifeval}"))
+    monkeypatch.setattr(code_sandbox, "COMMAND", [sys.executable, "-c", "print('no isolation')"])
+    config = load_settings(fresh_project, *build_overrides("{kind: unit_tests}"))
+    with pytest.raises(ConfigurationError, match="generated code cannot be isolated on this machine: no isolation"):
+        resolve_plans(config, Workdir(fresh_project / "nowhere"), SilentReporter())
 
 
 def test_missing_engine_fails_before_the_training(fresh_project: Path, estimate: Estimate) -> None:
