@@ -278,7 +278,7 @@ def _choose_attention(
         or (
             ""
             if config.is_padding_free
-            else f"rows without padding, which {config.objective} with {config.adaptation} lacks"
+            else f"rows without padding, but {config.objective} with {config.adaptation} pads them"
         ),
     }
     if reason := missing.get(config.attention):
@@ -309,7 +309,7 @@ def _choose_liger(config: FineTuningConfig, device: str, model_type: str) -> tup
         missing = f"an NVIDIA GPU; the device is {device}"
     elif config.objective_spec.scores_answers or config.objective_spec.has_teacher:
         # Liger replaces `forward` by that of a language model; distillation reads the output layer itself.
-        missing = f"another objective than {config.objective}"
+        missing = f"an objective other than {config.objective}"
     elif config.compile:  # torch 2.11 fails to trace Liger's functions, and fuses the same layers
         missing = "fine_tuning.compile false"
     elif util.find_spec("liger_kernel") is None:

@@ -270,13 +270,13 @@ class RewardConfig(Section):
     """An entry of `grpo.rewards`."""
 
     kind: RewardName = Field(
-        description="What is rewarded, from 0 to 1. "
+        description="Check that computes the reward, a number from 0 to 1. "
         + " ".join(f"{name}: {entry.summary}." for name, entry in REWARDS.items())
     )
     weight: float = Field(
         1.0,
         ge=0,
-        description="Weight relative to the other rewards. 0: only recorded, to detect exploited rewards.",
+        description="Weight relative to the other rewards. 0: the reward is only recorded, to detect reward hacking.",
     )
     pattern: str | None = Field(None, description="regex: Python regular expression for the whole answer.")
     json_schema: dict[str, Any] | None = Field(None, description="json_schema: JSON Schema that the answer must match.")
@@ -370,20 +370,20 @@ class GrpoConfig(Section):
     kl_weight: float = Field(
         0.02,
         ge=0,
-        description="Weight of the divergence from the model before the training (β). 0: the model may deviate freely.",
+        description="Weight of the divergence from the model before training (β). 0: the model may deviate freely.",
     )
     max_kl: float | None = Field(
         1.0,
         gt=0,
-        description="Divergence from the model before the training, in nats per token, above which a guard raises an alarm; "
+        description="Divergence from the model before training, in nats per token, above which a guard raises an alarm; "
         "not measured if kl_weight is 0. null: no limit.",
     )
     on_alarm: Literal["stop", "lower_learning_rate", "note"] = Field(
         "stop",
-        description="Reaction to a guard: the divergence exceeds max_kl, answers become much longer or shorter, all answers "
-        "to most prompts have the same reward, or a reward of weight 0 falls while the total rises. stop: save, and use the "
-        "checkpoint with the highest validation reward. lower_learning_rate: multiply the learning rate by alarm_rate_factor, "
-        "again after 10 steps if an alarm persists. note: report the first alarm.",
+        description="Action on a guard's alarm. stop: save, and use the checkpoint with the highest validation reward. "
+        "lower_learning_rate: multiply the learning rate by alarm_rate_factor, again after 10 steps if an alarm persists. note: "
+        "report the first alarm. Guards: the divergence exceeds max_kl; answers become much longer or shorter; all answers to "
+        "most prompts have the same reward; a reward of weight 0 falls while the total rises.",
     )
     alarm_rate_factor: float = Field(
         0.5,

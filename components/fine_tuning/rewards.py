@@ -206,7 +206,7 @@ def _load_reward_model(config: RewardConfig, inputs: RewardInputs) -> Scorer:
 
 REWARDS: dict[RewardName, Reward] = {
     "exact_match": Reward(
-        "the answer equals the row's answer, without case, punctuation and articles",
+        "the answer equals the row's answer, ignoring case, punctuation and articles",
         _score_each(lambda _: lambda rollout: squad_metrics.exact_match(rollout.answer, [rollout.reference])),
     ),
     "final_number": Reward(
@@ -229,7 +229,7 @@ REWARDS: dict[RewardName, Reward] = {
     ),
     "regex": Reward("the whole answer matches pattern", _score_each(_build_regex_check), "pattern"),
     "length": Reward(
-        "the answer has at most max_words words; less for longer answers, 0 from twice as many",
+        "1 for an answer of at most max_words words, decreasing to 0 at twice that number",
         _score_each(_build_length_check),
         "max_words",
     ),

@@ -313,7 +313,7 @@ def test_compile_follows_configuration(machine: FakeMachine) -> None:
         ),
         ("cuda", [], {"attention": "flash_attention_2"}, "flash_attention_2 requires the package flash-attn"),
         ("cpu", [], {"attention": "varlen"}, "attention: varlen requires an NVIDIA GPU"),
-        ("cuda", [], {"attention": "varlen", "objective": "dpo"}, "rows without padding, which dpo with lora lacks"),
+        ("cuda", [], {"attention": "varlen", "objective": "dpo"}, "rows without padding, but dpo with lora pads them"),
         ("cuda", ["liger_kernel"], {"fused_kernels": "on", "compile": True}, "requires fine_tuning.compile false"),
         ("cpu", ["liger_kernel"], {"fused_kernels": "on"}, "fused_kernels: on requires an NVIDIA GPU; the device"),
         ("cuda", [], {"fused_kernels": "on"}, "fused_kernels: on requires liger-kernel, which is not installed"),

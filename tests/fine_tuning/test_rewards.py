@@ -288,8 +288,8 @@ def log_lines(count: int, **values: float) -> list[dict[str, float]]:
     ("last", "message"),
     [
         ({"kl": 1.5}, "the divergence from the reference model is 1.5 nats per token; the limit is 1"),
-        ({"answer_tokens": 90.0}, "answers have 90 tokens on average, and had 20 in the first 10 steps"),
-        ({"answer_tokens": 4.0}, "answers have 4 tokens on average, and had 20 in the first 10 steps"),
+        ({"answer_tokens": 90.0}, "the mean answer length is 90 tokens; in the first 10 steps it was 20"),
+        ({"answer_tokens": 4.0}, "the mean answer length is 4 tokens; in the first 10 steps it was 20"),
         ({"equal_reward_groups": 0.95}, "all answers to a prompt have the same reward for 95% of the prompts"),
         (
             {"reward": 0.9, "reward_truth": 0.1},
