@@ -64,7 +64,7 @@ def move_alias(client: MlflowClient, model: str, intent: Entry, check: Check = l
         except ExternalMoveError:
             record_external_move(client, model, intent.alias)
     raise BusyError(
-        f"{model}@{intent.alias} moved outside of tuneline in each of 10 attempts",
+        f"{model}@{intent.alias} moved outside tuneline in each of 10 attempts",
         hint=f"List the moves with `tuneline registry audit {model}`.",
     )
 

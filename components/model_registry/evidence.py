@@ -103,7 +103,7 @@ def check_subject(measured: Json, model: Manifest) -> list[str]:
     """Compare the measured model, its inputs and its base model with the manifest of the model."""
     stated, objections = measured["model"]["content_sha256"], []
     if stated != model.content_sha256:
-        objections.append(f"its evaluation evaluated another model: {stated[:12]}")
+        objections.append(f"its evaluation measured another model: {stated[:12]}")
     elif measured["model"].get("kind", "model") != model.kind:  # the digest covers the weights, and not the kind
         objections.append(f"the kind in its model's manifest, {model.kind}, differs from that at its evaluation")
     elif measured["model"]["inputs"] != sorted([one.kind, one.content_sha256] for one in model.inputs):

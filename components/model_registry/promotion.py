@@ -59,7 +59,7 @@ REMEDIES = (
     ("policy entry", "Evaluate the model again with a configuration that meets the policy"),
     ("^its evaluation does not state|package does not cover", "Evaluate and package the model again"),
     (
-        "^its evaluation (evaluated|compared|measured|repeats|cannot)|(of|in|at) its evaluation",
+        "^its evaluation (compared|measured|repeats|cannot)|(of|in|at) its evaluation",
         "Evaluate the model again",
     ),
 )

@@ -262,7 +262,7 @@ def _check_evaluation(
     objections = [] if verdict == "accepted" else [f"{evidence.VERDICT_OBJECTION} {verdict}"]
     source = evaluation.manifest.find_input("model")
     if source is None or source.content_sha256 != _get_tag(version, "model_sha256"):
-        objections.append("its evaluation evaluated another model")
+        objections.append("its evaluation measured another model")
     objections += _check_comparison(compared.content_sha256 if compared else None, requirements.incumbent_sha256)
     try:
         return [*objections, *_check_content(version, evaluation, model, requirements)]

@@ -341,7 +341,7 @@ def _check_evidence(index: Index, lineage: LineageCheck, forced: ForcedPromotion
             yield evidence.EARLIER_EVALUATION
         source = evaluation.find_input("model")
         if source is None or source.content_sha256 != model.content_sha256:
-            yield "its evaluation evaluated another model"
+            yield "its evaluation measured another model"
     if found["repository"] is not None:
         source = found["repository"][0].find_input("model")
         if source is None or source.content_sha256 != model.content_sha256:
@@ -407,7 +407,7 @@ def _check_promotion(index: Index, history: Sequence[Entry]) -> list[str]:
     moves = registry_history.list_completed_moves(history, index.alias)
     if not moves or moves[-1].to != index.version or moves[-1].kind == "foreign":
         holder = f"version {moves[-1].to}" if moves else "no version"
-        what = "by a move outside of tuneline" if moves and moves[-1].kind == "foreign" else "in the history"
+        what = "by a move outside tuneline" if moves and moves[-1].kind == "foreign" else "in the history"
         return [f"{index.alias} is at {holder} {what}; the bundle is about version {index.version}"]
     move, found = moves[-1], {kind: index.artifacts.get(kind, "none") for kind in KINDS}
     later = {entry.evaluation for entry in history if entry.number > move.number and _evaluates(entry, move)}

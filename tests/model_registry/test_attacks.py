@@ -196,7 +196,7 @@ def test_version_renamed_to_another_model_is_refused(versions: Any) -> None:
     refused = versions.get_model_version(NAME, "4").tags
     mixed = {**tags, **{key: refused[key] for key in ("tuneline.model_sha256", "tuneline.store_uri")}}
     versions.create_model_version("renamed", source, tags=mixed)
-    with pytest.raises(RegistryError, match=r"its evaluation evaluated another model .*built from another model"):
+    with pytest.raises(RegistryError, match=r"its evaluation measured another model .*built from another model"):
         promote("renamed", "1", reporter=QUIET)
 
 

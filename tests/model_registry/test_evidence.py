@@ -375,8 +375,8 @@ def test_copied_evaluation_that_names_another_model_is_refused(candidate: Candid
     reseal(candidate.evaluation.path, inputs=[{**inputs[0], "content_sha256": other.sha256}, *inputs[1:]])
     build_package(candidate.repository.path, other)
     found = replace(candidate, model=other).list_objections()
-    assert found[0] == f"its evaluation evaluated another model: {candidate.model.sha256[:12]}"
-    with pytest.raises(RegistryError, match="cannot be registered: its evaluation evaluated another model"):
+    assert found[0] == f"its evaluation measured another model: {candidate.model.sha256[:12]}"
+    with pytest.raises(RegistryError, match="cannot be registered: its evaluation measured another model"):
         lineage_tags.check_evidence(other, artifact_folder.read(candidate.evaluation.path), None)
 
 
@@ -507,7 +507,7 @@ def test_version_tags_of_another_model_are_refused(candidate: Candidate) -> None
     found = candidate.list_objections(
         **{"tuneline.model_sha256": other.sha256, "tuneline.store_uri": other.path.as_uri()}
     )
-    assert "its evaluation evaluated another model" in found
+    assert "its evaluation measured another model" in found
     assert "its Triton package was built from another model" in found
 
 
