@@ -137,7 +137,7 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
     ]
     sets_note = (
         "A row that shares a word n-gram or a whole question with an item is rejected; its detail in rejected.parquet "
-        "identifies the item. An item is unsearchable by its question if the question is too short, is a common phrase, "
+        "identifies the item. An item cannot be found by its question if the question is too short, is a common phrase, "
         "or contains only numbers and single letters."
     )
     kinds_note = "Counts cover all rows, including rejected rows. The report does not show the values."

@@ -172,7 +172,7 @@ def sample_traffic(
             "--held-back",
             min=0,
             max=0.9,
-            help="Draw only subjects that `tuneline retrain` holds back with this share. 0: all subjects.",
+            help="Share of subjects that `tuneline retrain` holds back; only these are drawn. 0: draw from all.",
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,

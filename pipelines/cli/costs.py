@@ -79,7 +79,7 @@ def _format_groups(groups: list[dict[str, Any]], by: str, since: str) -> list[st
     if any(not group["complete"] for group in groups):
         lines.append("+ lower bound: CPU and GPU time of killed and running steps is not known")
     if unpriced := sorted({name.replace("_", " ") for group in groups for name in group["unpriced"]}):
-        lines.append(f"* without {', '.join(unpriced)}: the price is not known")
+        lines.append(f"* excludes {', '.join(unpriced)}: the price is not known")
     if any(group["energy"] == "estimated" for group in groups):
         lines.append("energy is estimated from power and time if no counter measured it")
     return lines

@@ -85,7 +85,9 @@ def gc(
     because: Annotated[
         str,
         typer.Option(
-            "--because", metavar="TEXT", help='Reason for the pin. Default: "by USER", with the user of this process.'
+            "--because",
+            metavar="TEXT",
+            help='Reason for the pin. Default: "by USER", where USER is the user of this process.',
         ),
     ] = "",
     unpin: Annotated[str, typer.Option("--unpin", metavar="NAME", help="Pin to remove. Nothing is deleted.")] = "",

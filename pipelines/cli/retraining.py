@@ -185,7 +185,7 @@ def _format_result(result: dict[str, Any]) -> list[str]:
         tests = {"comparison": cycle["comparison"], "shadow comparison": shadow.get("comparison")}
         lines += [
             f"{name}: {test['decision']} after {test['pairs']} pairs, mean difference "
-            f"{test['mean_difference']:+.3f} ({test['low']:+.3f} to {test['high']:+.3f}), evidence {test['e_better']:.3g}"
+            f"{test['mean_difference']:+.3f} ({test['low']:+.3f} to {test['high']:+.3f}), e-value {test['e_better']:.3g}"
             for name, test in tests.items()
             if test
         ]

@@ -9,8 +9,8 @@ import typer
 
 from pipelines.cli.application import JsonOption, SetOption, app, load_config, open_reporter, print_result
 
-DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "Money and energy"
-SHARED = "Cluster that several models share"
+DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "Cost and energy"
+SHARED = "Shared cluster"
 
 GpuOption = Annotated[
     str, typer.Option("--gpu", help="GPU type, or TYPE:COUNT. Default COUNT: the smallest number of GPUs that fits.")

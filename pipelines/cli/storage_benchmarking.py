@@ -42,7 +42,7 @@ def storage_benchmark(
         str,
         typer.Option(
             "--workload",
-            help="Workload: text, images, or a YAML file with the keys of DLIO.",
+            help="Workload: text, images, or a YAML file with DLIO's keys.",
             rich_help_panel=TRAINING,
         ),
     ] = "text",

@@ -92,7 +92,7 @@ def _plot_timeline(windows: Sequence[Mapping[str, Any]]) -> str:
         {"e-value": (numbers, e_values), "alarm": (numbers, line)},
         x="window",
         y="log10 of the e-value",
-        caption="Evidence of drift after each window. Once the line is reached, the alarm persists.",
+        caption="Evidence of drift after each window. After the evidence reaches the alarm line, the alarm persists.",
     )
     p_values = {
         name.replace("_", " "): (numbers, [-math.log10(each["tests"][name]["p"]) for each in windows])
@@ -102,7 +102,7 @@ def _plot_timeline(windows: Sequence[Mapping[str, Any]]) -> str:
         p_values,
         x="window",
         y="−log10 of p",
-        caption="p-values of the windows; 2 corresponds to p = 0.01. Only the combined test counts for the alarm.",
+        caption="−log10 of the p-value of each window; 2 corresponds to p = 0.01. Only the combined test counts for the alarm.",
     )
     return timeline + tests
 

@@ -58,7 +58,7 @@ STATUS_MARKS = {
     UNCHECKED: ("?", "yellow"),
 }
 # Inputs of a model that are models, and their descriptions.
-OTHER_MODELS = {INITIAL_ADAPTER_INPUT: "initial adapter", REWARD_INPUT: "scored the answers of the training"}
+OTHER_MODELS = {INITIAL_ADAPTER_INPUT: "initial adapter", REWARD_INPUT: "scored the answers during training"}
 PARENT_KINDS = {  # in the printed tree
     "repository": "version",
     "evaluation": "version",

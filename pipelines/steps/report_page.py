@@ -199,7 +199,7 @@ def _render_comparison(evaluation: Record) -> str:
 def _render_package(package: Record | None, verdict: str, kind: str) -> str:
     if package is None and kind == REWARD_MODEL:
         return html_report.render_paragraph(
-            "A reward model is registered without a package: it scores answers.", "soft"
+            "A reward model is registered without a package, because it scores answers and generates none.", "soft"
         )
     if package is None:
         return html_report.render_paragraph(

@@ -139,7 +139,7 @@ def test_costs_are_grouped_and_priced(tmp_path: Path) -> None:
         ("n", 1, None),
     ]
     text = run_in_process("costs", *folders, cwd=tmp_path).stdout
-    assert "* without cpu hours, kwh: the price is not known" in text
+    assert "* excludes cpu hours, kwh: the price is not known" in text
     error = refusal(2, "costs", "--since", "yesterday", cwd=tmp_path)
     assert error["message"] == "--since is 'yesterday'; expected a day as YYYY-MM-DD"
 

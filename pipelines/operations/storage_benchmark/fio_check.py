@@ -45,7 +45,7 @@ def check_workload(plan: BenchmarkPlan) -> None:
     if not plan.accelerators or plan.workload.stride > READ_BYTES:
         raise UsageError(
             f"--fio requires --accelerators, and records of at most {READ_BYTES >> 20} MiB",
-            hint="tuneline reads larger records in several calls, but fio in one call.",
+            hint="Add --accelerators and choose a workload with smaller records, or omit --fio.",
         )
     find_fio()
 

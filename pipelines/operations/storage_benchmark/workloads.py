@@ -165,7 +165,7 @@ def find_workload(name: str) -> Workload:
     if not path.is_file():
         raise UsageError(
             f"--workload {name!r} is neither a workload nor a file",
-            hint=f"Use {', '.join(WORKLOADS)}, or the path of a YAML file with the keys of DLIO.",
+            hint=f"Use {', '.join(WORKLOADS)}, or the path of a YAML file with DLIO's keys.",
         )
     hint = (
         "Specify the keys of a DLIO workload: dataset.num_files_train, dataset.record_length, train.computation_time."
