@@ -681,6 +681,8 @@ def _suggest_columns(
         if entry := preview.format_suggestion():
             columns = personal_data.mask(", ".join(preview.columns[:MAX_NAMED_COLUMNS]))
             action = f"map them with data_curation.sources: [{entry}]"
+            if len(sources) > 1:  # the other files stay
+                action = f"to read it, add {entry} to data_curation.sources"
             if preview.is_cached:
                 action = f"add to its entry in data_curation.sources: {entry[1:-1]}"
             yield f"{source.name} has the columns {columns}; {action}. `tuneline curate --preview` shows the rows."

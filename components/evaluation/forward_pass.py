@@ -210,5 +210,10 @@ def supports_branching(model: PreTrainedModel) -> bool:
 
 def is_close(model: PreTrainedModel, first: Sequence[float], second: Sequence[float]) -> bool:
     """Return whether log-likelihoods agree within the precision of the model's data type."""
-    tolerance = TOLERANCE_NATS.get(str(model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE_NATS)
+    tolerance = get_tolerance(model)
     return all(abs(a - b) <= tolerance for a, b in zip(first, second, strict=True))
+
+
+def get_tolerance(model: PreTrainedModel) -> float:
+    """Return the difference of log-likelihoods, in nats, that the precision of the model's data type explains."""
+    return TOLERANCE_NATS.get(str(model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE_NATS)

@@ -61,6 +61,12 @@ def test_csv_with_unknown_columns_becomes_a_dataset_by_the_suggested_mapping(tic
     entry = f"[{{path: {tickets}, columns: {{prompt: subject, context: body, completion: agent_reply}}}}]"
     assert f"has the columns {', '.join(COLUMNS)}; map them with data_curation.sources: {entry}" in error.value.hint
 
+    other = tickets.with_name("untitled.csv")
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError) as error:
+        curate_files(tickets, other, out="unmapped")
+    assert f"to read it, add {entry[1:-1]} to data_curation.sources" in error.value.hint
+
     dataset = curate_files({"path": str(tickets), "columns": MAPPING})
     counts = dataset.manifest.summary["rows"]
     assert (counts["in"], counts["kept"], counts["quarantined"]) == (60, 60, 0)
