@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.common import significance
 from components.common.gate_rules import Rule
-from components.evaluation import promotion_gate, significance
+from components.evaluation import promotion_gate
 from components.evaluation.config import MAX_HARMED_SHARE
 from components.model_registry import split_reuse
 

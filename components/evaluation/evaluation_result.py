@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.common import significance
 from components.common.artifacts import hashing
 from components.common.gate_rules import SLICE_KINDS
-from components.evaluation import significance
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
 from components.evaluation.promotion_gate import RuleResult

@@ -12,12 +12,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from components.common import gate_rules
+from components.common import gate_rules, significance
 from components.common.gate_rules import CONTROL_MIN_ITEMS, Rule, compute_excess_p_value, get_min_items
-from components.evaluation import significance
+from components.common.significance import Interval
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
-from components.evaluation.significance import Interval
 from components.evaluation.task_results import TaskResult
 from components.evaluation.tasks.task_registry import build_task
 

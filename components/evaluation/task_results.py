@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from components.evaluation import significance
-from components.evaluation.significance import Gain, PessimisticGain
+from components.common import significance
+from components.common.significance import Gain, PessimisticGain
 from components.evaluation.task_interface import Item, Metric, Scores
 
 if TYPE_CHECKING:

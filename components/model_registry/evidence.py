@@ -240,6 +240,12 @@ def check_package(repository: Artifact, model_sha256: str) -> list[str]:
     recorded = {name: statement.get(name) for name in PROOF_FIELDS}
     if proof and recorded != {name: proof.get(name) for name in PROOF_FIELDS}:
         objections.append("summary.proof of its Triton package contradicts proof.json")
+    if manifest.config.get("quantization", "none") != "none":
+        measured = statement.get("quantization")
+        if not measured or measured != manifest.summary.get("quantization"):
+            objections.append("summary.quantization of its Triton package contradicts proof.json")
+        elif not measured["increase_bound"] <= measured["margin"] == manifest.config["quantization_margin"]:
+            objections.append("the loss of its quantized weights is not shown to be within the margin")
     if proof and not (recorded["matched"] == recorded["golden_prompts"] == len(statement.get("answers", []))):
         objections.append("the proof of its Triton package does not match every golden prompt")
     return objections

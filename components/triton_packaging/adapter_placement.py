@@ -14,7 +14,7 @@ from components.common.models.adaptations import find_adaptation
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.triton_packaging.backends import BACKENDS
-from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.config import TritonPackagingConfig, check_quantization
 
 Mode = Literal["none", "merged", "attached"]
 VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values of vLLM's max_lora_rank
@@ -89,6 +89,7 @@ def place_adapters(
                     f"{model.base.sha256[:12]} ({model.base.name})",
                     hint="Package adapters of different base models separately.",
                 )
+    check_quantization(config, is_attached=mode == "attached" or bool(others))
     adapters = {**({config.model_name: model} if mode == "attached" else {}), **others}
     for name, adapted in adapters.items():
         settings = read_adapter_settings(adapted)

@@ -32,8 +32,12 @@ def triton_packaging(
     p = json.loads(plan)
 
     def build(out, s):  # type: ignore[no-untyped-def]
-        opened = model_loading.open_model_artifact(s.load_artifact(model, "model"), s.reporter)
-        return package(opened, out, TritonPackagingConfig(**p["config"]), seed=p["seed"], reporter=s.reporter)
+        artifact = s.load_artifact(model, "model")
+        opened = model_loading.open_model_artifact(artifact, s.reporter)
+        config, dataset = TritonPackagingConfig(**p["config"]), None
+        if config.quantization != "none" and (trained_on := artifact.manifest.find_input("dataset")):
+            dataset = s.load_artifact(trained_on.content_sha256, "dataset")
+        return package(opened, out, config, seed=p["seed"], reporter=s.reporter, dataset=dataset)
 
     made = pipeline_step.produce_artifact("triton_packaging", {"plan": p, "model": model}, build, links.path)
     pipeline_step.copy_report(made, report.path)

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from components.common.runtime.errors import ConfigurationError
+
 GOLDEN_PROMPTS = (
     "What is the capital of France?",
     "Explain in one sentence what a Python dictionary is.",
@@ -82,6 +84,24 @@ class TritonPackagingConfig(BaseModel):
         pattern=r"^(/.*|s3://[a-z0-9][a-z0-9.-]+(/[0-9A-Za-z._/-]*)?)?$",
         description="Folder or s3://bucket/prefix for a copy of the finished package, for a cluster's Triton server. "
         "The copy is stored under its content digest. Empty: no copy.",
+    )
+    quantization: Literal["none", "int8"] = Field(
+        "none",
+        description="Format of the packaged weights. int8: linear layers and output layer with 8-bit weights, for the "
+        "python backend. Packaging fails if the loss on the test split rises by more than quantization_margin.",
+    )
+    quantization_margin: float = Field(
+        0.02,
+        gt=0,
+        le=1,
+        description="Maximum increase of the loss on the test split by quantization, in nats per token, at 95% "
+        "confidence.",
+    )
+    quantization_items: int = Field(
+        200,
+        ge=10,
+        le=1_000_000,
+        description="Maximum number of test rows for this comparison, in order of id.",
     )
     vllm: VllmConfig = Field(VllmConfig(), description="Engine settings of the vllm backend.")
     serving_root: str = Field(
@@ -165,3 +185,21 @@ class TritonPackagingConfig(BaseModel):
             if not prompt.strip():
                 raise ValueError(f"golden prompt {number} is empty; expected a non-empty string")
         return prompts
+
+
+def check_quantization(config: TritonPackagingConfig, *, is_attached: bool) -> None:
+    """Check that a package can have quantized weights.
+
+    Raises:
+        ConfigurationError: another backend serves the package, its adapter is attached, or its weights are not stored in it.
+    """
+    for found, is_refused, expected in (
+        (f"backend {config.backend}", config.backend != "python", "backend python"),
+        ("an attached adapter", is_attached, "an adapter that is merged"),
+        ("weights referenced", config.weights == "referenced", "weights copied"),
+    ):
+        if config.quantization != "none" and is_refused:
+            raise ConfigurationError(
+                f"triton_packaging.quantization is {config.quantization}, with {found}; expected {expected}",
+                hint="Set triton_packaging.quantization to none, or change the other setting of triton_packaging.",
+            )

@@ -14,6 +14,7 @@ from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, TunelineError
 from components.triton_packaging import weight_files
 from components.triton_packaging.adapter_placement import AdapterPlacement
+from components.triton_packaging.quantization import write_quantized_weights
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2
@@ -49,13 +50,20 @@ class PackageContents:
         return {REFERENCES_PARAMETER: references} if self.references else {}
 
 
-def copy_contents(model: LoadableModel, placement: AdapterPlacement, version: Path, dtype: str) -> PackageContents:
+def copy_contents(
+    model: LoadableModel, placement: AdapterPlacement, version: Path, dtype: str, quantization: str = "none"
+) -> PackageContents:
     """Write all contents into a version folder. Attached adapters share one copy of the base weights.
 
     Args:
         dtype: data type of merged weights: float32 or bfloat16.
+        quantization: format of the weights, as in `triton_packaging.quantization`.
     """
-    weight_files.write_weights(model, version / WEIGHTS_FOLDER, dtype, merged=placement.mode == "merged")
+    if quantization == "none":
+        weight_files.write_weights(model, version / WEIGHTS_FOLDER, dtype, merged=placement.mode == "merged")
+    else:
+        write_quantized_weights(model, version / WEIGHTS_FOLDER)
+        weight_files.write_tokenizer(model, version / WEIGHTS_FOLDER)
     adapters = {name: f"{ADAPTERS_FOLDER}/{name}" for name in placement.adapters}
     for name, adapted in placement.adapters.items():
         weight_files.write_adapter(adapted, version / adapters[name])

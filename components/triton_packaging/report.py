@@ -8,11 +8,17 @@ from components.common.models.model_loading import LoadableModel
 from components.common.reporting import html_report
 from components.triton_packaging.backends import list_model_names
 from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.quantization import QuantizationResult
 from components.triton_packaging.serving_proof import Proof
 
 
 def render(
-    model: LoadableModel, output: Path, config: TritonPackagingConfig, proof: Proof | None, unproven: str | None
+    model: LoadableModel,
+    output: Path,
+    config: TritonPackagingConfig,
+    proof: Proof | None,
+    unproven: str | None,
+    quantized: QuantizationResult | None = None,
 ) -> str:
     """Return the HTML page of a written package that is not published yet.
 
@@ -20,6 +26,7 @@ def render(
         output: folder of the package.
         proof: result of the proof; None for an unproven package.
         unproven: reason why the package is not proven; None for a proven package.
+        quantized: comparison with the unquantized model; None without quantization.
     """
     section = html_report.render_paragraph(f"Not proven: {unproven}. An unproven package cannot be promoted.", "bad")
     answers = ""
@@ -48,6 +55,21 @@ def render(
     note = ""
     if config.backend == "vllm":
         note = html_report.render_paragraph("The base model answers requests without lora_name.")
+    sections = {}
+    if quantized:
+        tiles = {
+            "format": quantized.scheme,
+            "loss, nats per token": round(quantized.loss, 4),
+            "unquantized loss": round(quantized.unquantized_loss, 4),
+            "MB of weights": round(quantized.weight_bytes / 1e6, 1),
+            "MB unquantized": round(quantized.unquantized_weight_bytes / 1e6, 1),
+        }
+        text = (
+            f"On {quantized.items} test rows, the loss rises by {quantized.increase:+.4f} nats per token (95% interval "
+            f"{quantized.ci95[0]:+.4f} to {quantized.ci95[1]:+.4f}; at most {quantized.increase_bound:+.4f} with "
+            f"{quantized.confidence:.0%} confidence). The margin is {quantized.margin:.4f}."
+        )
+        sections["Quantization"] = html_report.render_tiles(tiles) + html_report.render_paragraph(text, "good")
     folders = [output / name for name in list_model_names(config.backend, config.model_name)]
     files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
     file_rows = [[path.relative_to(output).as_posix(), path.stat().st_size] for path in files]
@@ -56,6 +78,7 @@ def render(
         f"Model {model.sha256[:12]}, base model {model.base.uri}",
         {
             "Proof": section,
+            **sections,
             "Golden prompts": answers,
             "Usage": f"<pre>tuneline serve REPOSITORY</pre>{note}",
             "Files": html_report.render_table(["file", "bytes"], file_rows),

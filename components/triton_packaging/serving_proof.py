@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from components.common.models import chat_templates, model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.reporters import Reporter
+from components.triton_packaging import quantization
 from components.triton_packaging.adapter_placement import AdapterPlacement
 from components.triton_packaging.backends import BACKENDS, list_model_names
 from components.triton_packaging.config import TritonPackagingConfig
@@ -138,14 +139,23 @@ def generate_references(
 ) -> list[ReferenceAnswer]:
     """Return greedy answers of transformers to the golden prompts, with the adapter attached instead of merged.
 
+    For a quantized package, the model's weights are rounded in the same way, with the adapter merged.
+
     Args:
         dtype: data type of GPU computation: float32 or bfloat16; a CPU computes in float32.
     """
     import torch
 
+    from components.triton_packaging.python_backend.int8_layers import pack_int8_layers
+
     device = model_loading.prepare_torch(seed)
     torch_dtype = getattr(torch, dtype) if device.type == "cuda" else torch.float32
-    original = model_loading.load_model(model, dtype=torch_dtype).to(device)
+    if config.quantization == "none":
+        original = model_loading.load_model(model, dtype=torch_dtype).to(device)
+    else:
+        original = quantization.load_quantized_model(model).to(device, torch_dtype)
+        if device.type == "cpu":
+            pack_int8_layers(original)
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
     bos = tokenizer.bos_token or ""
     adds_bos = bool(bos) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from components.common.artifacts import artifact_folder, code_digest, hashing
@@ -17,6 +18,7 @@ from components.triton_packaging import (
     adapter_placement,
     package_contents,
     publishing,
+    quantization,
     report,
     serving_proof,
     triton_config,
@@ -28,6 +30,7 @@ from components.triton_packaging.adapter_placement import AdapterPlacement
 from components.triton_packaging.backends import list_model_names
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.package_contents import PackageContents
+from components.triton_packaging.quantization import QuantizationResult
 from components.triton_packaging.serving_proof import Proof
 
 STAGE = "triton_packaging"
@@ -47,6 +50,7 @@ def package(
     reporter: Reporter,
     overwrite: bool = False,
     adapters: Mapping[str, LoadableModel] | None = None,
+    dataset: Artifact | None = None,
 ) -> Artifact:
     """Write a Triton model repository into `output`, prove it, and publish it as an artifact of kind repository.
 
@@ -56,20 +60,26 @@ def package(
 
     Args:
         adapters: additional models with the same base, by adapter name; only the vLLM backend supports them.
+        dataset: dataset whose test split measures a quantized model.
 
     Raises:
         ConfigurationError: the configuration does not fit the model or the backend.
-        InputError: an adapter cannot be packaged.
+        InputError: an adapter cannot be packaged, or the test split has too few rows.
+        QuantizationError: the loss of the quantized model exceeds that of the unquantized model by more than the margin.
         OutputOccupiedError: `output` contains other files.
         ProofError: the server's answers differ from the model's.
         ModelLoadError: the server does not load the package.
         EngineMissingError: the server exits, or the bucket in `publish_to` cannot be written.
     """
     placement = adapter_placement.place_adapters(model, config, adapters or {})
+    measured_dataset = None
+    if config.quantization != "none":
+        measured_dataset = _require_dataset(dataset)
+        quantization.check_quantizable(config, model_loading.load_configuration(model.weights))
     unproven = (
         triton_installation.unprovable_reason(config.backend) if config.prove else "triton_packaging.prove is false"
     )
-    key = _compute_key(model, config, seed, unproven, adapters)
+    key = _compute_key(model, config, seed, unproven, adapters, measured_dataset)
     artifact = artifact_folder.claim_folder(output, key, overwrite=overwrite)
     if not artifact:
         if placement.reason:
@@ -77,7 +87,17 @@ def package(
         dtype = weight_files.resolve_dtype(config.dtype)
         reporter.step("writing the model repository")
         write_repository(model, output, config, dtype, adapters)
-        proof = None
+        proof = quantized = None
+        if measured_dataset:
+            quantized = quantization.compare_with_unquantized(
+                model,
+                output / config.model_name / VERSION,
+                triton_config.read_parameters(output / config.model_name),
+                measured_dataset,
+                config,
+                seed=seed,
+                reporter=reporter,
+            )
         if not unproven:
             originals = serving_proof.models_by_adapter(model, placement, config.backend)
             log = output / "triton.log"  # kept if the proof fails
@@ -91,7 +111,8 @@ def package(
             vllm_package.prefix_paths(output / config.model_name / VERSION, config.serving_root)
         if unproven:
             reporter.note(f"the package is not proven: {unproven}")
-        artifact = _publish(model, placement, output, config, proof, unproven, key=key, seed=seed)
+        evidence = Evidence(proof, unproven, quantized, measured_dataset)
+        artifact = _publish(model, placement, output, config, evidence, key=key, seed=seed)
     if config.publish_to:  # also for a finished package, because an earlier copy may have failed
         reporter.note(f"the package is in {publishing.publish(artifact, config.publish_to, reporter)}")
     return artifact
@@ -103,11 +124,14 @@ def _compute_key(
     seed: int,
     unproven: str | None,
     adapters: Mapping[str, LoadableModel] | None = None,
+    dataset: Artifact | None = None,
 ) -> str:
     """Return the digest of all inputs that determine the package."""
     inputs: list[str | dict[str, str]] = [model.sha256, model.base.sha256]
     if adapters:
         inputs.append({name: other.sha256 for name, other in adapters.items()})
+    if dataset:
+        inputs.append(dataset.sha256)
     # The key contains `unproven`, so that an unproven package is built again when Triton is available, and the device,
     # because dtype auto writes other weights on a GPU.
     return hashing.digest(
@@ -148,13 +172,14 @@ def write_repository(
     contents = (
         package_contents.reference_contents(model, placement, version)
         if config.weights == "referenced"
-        else package_contents.copy_contents(model, placement, version, dtype)
+        else package_contents.copy_contents(model, placement, version, dtype, config.quantization)
     )
     parameters = {
         **_build_lineage(model),
         **contents.build_parameters(),
         "adapter": placement.mode,
         "dtype": dtype,
+        "quantization": config.quantization,
         "tools": describe_tool_support(model),
     }
     if config.backend == "vllm":
@@ -263,23 +288,51 @@ def read_lineage(repository: Artifact) -> dict[str, str]:
     return {name: parameters[name].string_value for name in names if name in parameters}
 
 
+def _require_dataset(dataset: Artifact | None) -> Artifact:
+    if dataset is None:
+        raise ConfigurationError(
+            "triton_packaging.quantization is set, but the dataset that the model was trained on is not available",
+            hint="Specify a dataset with --dataset, or set triton_packaging.quantization to none.",
+        )
+    return dataset
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured on a package.
+
+    Attributes:
+        proof: result of the proof; None for an unproven package.
+        unproven: reason why the package is not proven; None for a proven package.
+        quantization: comparison with the unquantized model; None without quantization.
+        dataset: dataset whose test split was compared.
+    """
+
+    proof: Proof | None
+    unproven: str | None
+    quantization: QuantizationResult | None = None
+    dataset: Artifact | None = None
+
+
 def _publish(
     model: LoadableModel,
     placement: AdapterPlacement,
     output: Path,
     config: TritonPackagingConfig,
-    proof: Proof | None,
-    unproven: str | None,
+    evidence: Evidence,
     *,
     key: str,
     seed: int,
 ) -> Artifact:
     others = [adapted.as_input() for adapted in placement.adapters.values() if adapted is not model]
     inputs = [model.as_input(), *([model.base.as_input()] if model.artifact else []), *others]
+    inputs += [evidence.dataset.as_input()] if evidence.dataset else []
+    proof, unproven, quantized = evidence.proof, evidence.unproven, evidence.quantization
+    measured = {"quantization": quantized.build_statement()} if quantized else {}
     subject = {"inputs": [[one.kind, one.content_sha256] for one in inputs]}
     details = proof.build_statement() if proof else {"proof": None, "unproven_because": unproven}
-    weight_files.write_json(output / PROOF_FILENAME, {**subject, **details})
-    page = report.render(model, output, config, proof, unproven)
+    weight_files.write_json(output / PROOF_FILENAME, {**subject, **details, **measured})
+    page = report.render(model, output, config, proof, unproven, quantized)
     (output / "report.html").write_text(page, encoding="utf-8")
     names = {folder.name for folder in list_model_folders(output, config)}
     return artifact_folder.publish(
@@ -297,6 +350,7 @@ def _publish(
             "adapter": placement.mode,
             "adapters": sorted(placement.adapters),
             "weights": config.weights,
+            **measured,
             **({"adapter_because": placement.reason} if placement.reason else {}),
             **({"unproven_because": unproven} if unproven else {}),
         },

@@ -160,6 +160,15 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
+def read_parameters(folder: Path) -> dict[str, str]:
+    """Return the parameters of a model folder's config.pbtxt.
+
+    Raises:
+        TunelineError: as `read_config`.
+    """
+    return {name: value.string_value for name, value in read_config(folder).parameters.items()}
+
+
 def read_backend(folder: Path) -> str:
     """Return the backend of a model folder; "" if config.pbtxt is unreadable, which the server reports."""
     try:

@@ -167,6 +167,13 @@ def package(
             help="Additional adapter of the same base model, for the vllm backend only. Repeatable.",
         ),
     ] = [],  # noqa: B006
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            "--dataset",
+            help="Dataset whose test split measures a quantized model. Default: the dataset that the model was trained on.",
+        ),
+    ] = None,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     overwrite: OverwriteOption = False,
@@ -182,7 +189,7 @@ def package(
     adapters = adapter_placement.parse_adapter_options(adapter)
     with open_workdir("package", as_json, workdir) as (reporter, _):
         result = single_stages.package_model(
-            model, output, customization, reporter, adapters=adapters, overwrite=overwrite
+            model, output, customization, reporter, adapters=adapters, dataset=dataset, overwrite=overwrite
         )
     if proof := result.proof:
         line = f"{proof['matched']} of {proof['golden_prompts']} golden prompts matched"

@@ -36,7 +36,7 @@ from components.evaluation.config import EvaluationConfig, adapt_to_reward_model
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning.config import PREVIOUS, FineTuningConfig
 from components.model_registry.config import ModelRegistryConfig
-from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.config import TritonPackagingConfig, check_quantization
 
 Values = dict[str, Any]  # parsed YAML: sections, keys and values
 # Keys whose values are paths, or lists of paths.
@@ -316,9 +316,11 @@ def check_consistency(config: Customization, *, can_promote: bool = True) -> Non
                 "or use adaptation lora or full.",
             )
         if not adaptation.is_mergeable or tuning.merge:
+            check_quantization(packaging, is_attached=not adaptation.is_mergeable and not adaptation.trains_all_weights)
             continue
         attached_automatically = is_vllm and adaptation.is_servable_by_vllm
         attached = {"attached": True, "merged": False, "auto": attached_automatically}[packaging.adapter]
+        check_quantization(packaging, is_attached=attached)
         if packaging.weights == "referenced" and not attached:
             raise ConfigurationError(
                 "triton_packaging.weights is 'referenced', but only the package would contain the merged weights",

@@ -74,6 +74,7 @@ from components.fine_tuning.recipe_defaults import (
 from components.fine_tuning.row_encoding import RowCounts, encode_rows
 from components.fine_tuning.training import count_parameters
 from components.model_registry.stage import find_champion
+from components.triton_packaging import quantization
 from pipelines.config.customization_config import Customization
 from pipelines.planning import machine_speed, suite_cost
 from pipelines.steps import curation_inputs, policy_preflight
@@ -376,6 +377,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                 model_loading.check_base_model(outline.base)
             for recipe in config.fine_tuning.recipes.values():
                 check_model(recipe, outline.config)
+            quantization.check_quantizable(config.triton_packaging, outline.config)
             shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
             base_sha256 = outline.base.sha256 if outline.base else None
             initial_sha256 = find_initial_adapter(config, base_sha256, outline.config)
@@ -638,6 +640,11 @@ def _list_limits(survey: RunSurvey) -> list[str]:
                 f"the gate will refuse the model: {items} held-out items; the rules of evaluation.gate require at least {minimum}"
             )
     has_incumbent = find_champion(survey.config.model_registry.name) is not None
+    test_rows = survey.curated.verdicts.count_splits()["test"]
+    if survey.config.triton_packaging.quantization != "none" and test_rows < quantization.MIN_ITEMS:
+        warnings.append(
+            f"packaging will fail: {test_rows} test rows; quantization requires at least {quantization.MIN_ITEMS}"
+        )
     warnings += suite_cost.list_shortages(survey.config.evaluation, survey.suite_tasks, has_incumbent)
     return list(dict.fromkeys(warnings))
 
@@ -768,7 +775,9 @@ def _estimate_disk(survey: RunSurvey) -> dict[str, int]:
     copies = 2 if max(sizes) <= config.model_registry.copy_limit_mb * 10**6 else 1
     model = copies * max(sizes) + (sum(sizes) if config.fine_tuning.sweep.vary else 0)
     dataset = 2 * sum(source.bytes for source in survey.sources)  # in the store and in the data repository's remote
-    repository = resource_formulas.estimate_repository_bytes(survey.largest.shape, gpu=torch.cuda.is_available())
+    repository = resource_formulas.estimate_repository_bytes(
+        survey.largest.shape, gpu=torch.cuda.is_available(), quantization=config.triton_packaging.quantization
+    )
     parts = {
         "checkpoints": ("fine_tuning", survey.sum_concurrent(checkpoints)),
         "dataset": ("data_curation", dataset),
@@ -799,11 +808,16 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
     times = {
         "data_curation": StageTime(survey.reading_seconds + DAFT_START_SECONDS, reading),
         "triton_packaging": StageTime(
-            None, "unknown until a package of this base model has been built on this machine"
+            None, "unknown until a package of this base model and quantization has been built on this machine"
         ),
     }
     for manifest in history:
-        if manifest.kind == "repository" and (cost := stage_cost.read_cost(store, manifest.content_sha256)):
+        formats = (manifest.config.get("quantization", "none"), survey.config.triton_packaging.quantization)
+        if (
+            manifest.kind == "repository"
+            and formats[0] == formats[1]
+            and (cost := stage_cost.read_cost(store, manifest.content_sha256))
+        ):
             basis = "time of the newest package of this base model in this store"
             times["triton_packaging"] = StageTime(cost["seconds"], basis)
             break

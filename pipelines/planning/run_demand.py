@@ -82,16 +82,25 @@ def estimate_demand(
     }
     checkpoint = resource_formulas.estimate_checkpoint_bytes(shape, full=full)
     return RunDemand(
-        recipe, plan, request.length, host, _estimate_disk(recipe, shape, checkpoint, on_gpu), request.assumptions
+        recipe,
+        plan,
+        request.length,
+        host,
+        _estimate_disk(config, recipe, shape, checkpoint, on_gpu),
+        request.assumptions,
     )
 
 
-def _estimate_disk(recipe: FineTuningConfig, shape: ModelShape, checkpoint: int, on_gpu: bool) -> dict[str, int]:
+def _estimate_disk(
+    config: Customization, recipe: FineTuningConfig, shape: ModelShape, checkpoint: int, on_gpu: bool
+) -> dict[str, int]:
     whole = recipe.adaptation_spec.trains_all_weights or recipe.merge
     return {
         "checkpoints": checkpoint * (recipe.keep_checkpoints + 1),  # the oldest is removed after the newest is complete
         "model": resource_formulas.estimate_model_bytes(shape, whole=whole),
-        "repository": resource_formulas.estimate_repository_bytes(shape, gpu=on_gpu),
+        "repository": resource_formulas.estimate_repository_bytes(
+            shape, gpu=on_gpu, quantization=config.triton_packaging.quantization
+        ),
     }
 
 

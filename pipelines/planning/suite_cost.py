@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.common import regression_suite
+from components.common import regression_suite, significance
 from components.common.gate_rules import CONTROL_MIN_ITEMS, SUITE_PREFIX, compute_excess_p_value
-from components.evaluation import promotion_gate, significance
+from components.evaluation import promotion_gate
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks.answer_checks import AnswerChecks
 from components.evaluation.tasks.memorisation import EXTRA_TOKENS, SPLITS, Memorisation

@@ -164,7 +164,7 @@ def _compare_candidates(first: ComparedRun, run: ComparedRun, task: str, metric:
     # A tokenizer of another base model gives other weights, and losses per token that cannot be compared.
     if len(scores[0]) < 2 or weights[0] != weights[1] or not all(math.isfinite(v) for one in scores for v in one):
         return None
-    from components.evaluation import significance
+    from components.common import significance
 
     settings = run.evaluation["measured"]["settings"]
     gain = significance.estimate_gain(

@@ -152,6 +152,7 @@ def package_model(
     reporter: Reporter,
     *,
     adapters: Mapping[str, Path] | None = None,
+    dataset: Path | None = None,
     overwrite: bool = False,
 ) -> PackageResult:
     """Build a Triton model repository and test it in a Triton server.
@@ -159,19 +160,25 @@ def package_model(
     Args:
         model: folder of a tuned model, or source of a base model.
         adapters: folders of additional adapters of the same base model, by name; vLLM only.
+        dataset: folder of the dataset whose test split measures a quantized model. Default: the dataset that the model
+            was trained on.
 
     Raises:
         ArtifactDamagedError: a model is unfinished or has changed.
         OutputOccupiedError: `output` contains another artifact.
     """
     reporter.step("reading the model")
-    from components.common.models import model_loading
+    from components.common.models import model_loading, training_lineage
     from components.triton_packaging.stage import package
 
     folders = adapters or {}
-    with artifact_store.keep_paths_in_use(model, *folders.values()):
+    opened = model_loading.open_model(model, reporter)
+    trained_on = opened.artifact.manifest.find_input("dataset") if opened.artifact else None
+    if customization.triton_packaging.quantization != "none" and dataset is None and trained_on:
+        dataset = training_lineage.find_folder(trained_on, "")
+    with artifact_store.keep_paths_in_use(model, *folders.values(), *([dataset] if dataset else [])):
         repository = package(
-            model_loading.open_model(model, reporter),
+            opened,
             output,
             customization.triton_packaging,
             seed=customization.seed,
@@ -181,6 +188,7 @@ def package_model(
                 name: model_loading.open_model(str(folder), reporter, argument=f"adapter {name}")
                 for name, folder in folders.items()
             },
+            dataset=artifact_folder.read(dataset, "dataset") if dataset else None,
         )
     return PackageResult.from_artifact(output, repository)
 

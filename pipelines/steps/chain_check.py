@@ -9,6 +9,7 @@ from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace.artifact_store import Workdir
 from components.fine_tuning import model_support
+from components.triton_packaging import quantization
 from pipelines.config.customization_chain import ChainedCustomization
 from pipelines.config.customization_config import Customization
 from pipelines.steps import curation_inputs, input_resolution
@@ -34,6 +35,7 @@ def _check_inputs(customization: Customization, work: Workdir, reporter: Reporte
         model_loading.check_base_model(outline.base)
     for recipe in customization.fine_tuning.recipes.values():
         model_support.check_model(recipe, outline.config)
+    quantization.check_quantizable(customization.triton_packaging, outline.config)
     input_resolution.check_training_models(customization, outline)
     input_resolution.check_champion_kind(customization, work)
     input_resolution.check_evaluation_tasks(customization, lambda: (outline.tokenizer, outline.config), reporter)

@@ -27,7 +27,7 @@ from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.fine_tuning import adapters, distillation, model_support, reward_sources, rewards
 from components.fine_tuning.config import PREVIOUS
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
-from components.triton_packaging import triton_installation
+from components.triton_packaging import quantization, triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
 from pipelines.steps import curation_inputs, policy_preflight
 from pipelines.steps.curation_inputs import CurationInputs
@@ -73,6 +73,7 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     model_config = model_loading.load_configuration(base.path)
     for recipe in config.fine_tuning.recipes.values():
         model_support.check_model(recipe, model_config)
+    quantization.check_quantizable(config.triton_packaging, model_config)
     initial_sha256 = find_initial_adapter(config, base.sha256, model_config)
     config = pin_training_models(config, base, reporter)
     workloads = _check_tasks_with(base, config, reporter)

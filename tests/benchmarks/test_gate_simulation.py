@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import gate_simulation, gate_simulation_page
 from benchmarks.gate_simulation import MAX_LOSS, SIZES
-from components.evaluation import significance
+from components.common import significance
 from components.model_registry import split_reuse
 
 

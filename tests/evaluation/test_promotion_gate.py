@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from components.common import significance
 from components.common.gate_rules import Rule
-from components.evaluation import promotion_gate, significance
+from components.evaluation import promotion_gate
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.task_interface import Metric, Scores
 from components.evaluation.task_results import TaskResult

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from components.common import regression_suite
+from components.common import regression_suite, significance
 from components.common.answer_metrics.repetition import is_repetitive
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.gate_rules import SUITE_PREFIX, compute_excess_p_value
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import SilentReporter
-from components.evaluation import promotion_gate, significance, suite
+from components.evaluation import promotion_gate, suite
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.promotion_gate import RuleResult
 from components.evaluation.task_interface import Continuation, Decoding, Item, Likelihood, Scores, TaskContext

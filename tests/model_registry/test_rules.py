@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from components.common import significance
 from components.common.artifacts import hashing
 from components.common.gate_rules import SLICE_KINDS, Rule, compute_excess_p_value
-from components.evaluation import evaluation_result, promotion_gate, significance
+from components.evaluation import evaluation_result, promotion_gate
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks import judge, judge_calibration
 from components.evaluation.tasks.task_registry import TASK_KINDS

@@ -259,8 +259,13 @@ def estimate_model_bytes(shape: ModelShape, *, whole: bool) -> int:
     return (shape.parameters if whole else shape.trainable) * FLOAT32_BYTES
 
 
-def estimate_repository_bytes(shape: ModelShape, *, gpu: bool) -> int:
-    """Return the size of the weights in a Triton model repository; bfloat16 for a GPU."""
+def estimate_repository_bytes(shape: ModelShape, *, gpu: bool, quantization: str = "none") -> int:
+    """Return the size of the weights in a Triton model repository; bfloat16 for a GPU.
+
+    int8: one byte for each weight, those of the output layer included, and two for each of the input embedding.
+    """
+    if quantization == "int8":
+        return shape.parameters + shape.vocabulary * shape.hidden + shape.embedding
     return shape.parameters * (BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
 
 

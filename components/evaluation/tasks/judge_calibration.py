@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from components.common import significance
 from components.common.runtime.errors import InputError
-from components.evaluation import significance
 from components.evaluation.task_interface import UNANSWERED_FIGURE
 from components.evaluation.tasks import item_encoding, record_files
 from components.evaluation.tasks.item_encoding import Message

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from components.evaluation import significance
+from components.common import significance
 from components.evaluation.reward_engine import RewardEngine
 from components.evaluation.task_interface import Engine, Item, Metric, Scores, TaskContext
 from components.evaluation.tasks import preference

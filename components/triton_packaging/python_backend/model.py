@@ -40,6 +40,7 @@ import triton_python_backend_utils as pb_utils  # noqa: E402
 from .answer_grammar import AnswerGrammar, GrammarCompiler, GrammarError  # noqa: E402
 from .cache_size import compute_token_bytes, limit_to_free_memory  # noqa: E402
 from .engine_sockets import build_prefix, create_address, is_same_user  # noqa: E402
+from .int8_layers import pack_int8_layers  # noqa: E402
 from .linear_layers import pack_linear_layers  # noqa: E402
 from .model_loading import MissingWeightsError, load_model  # noqa: E402
 from .request_parsing import Fields, RequestLimits, parse_request  # noqa: E402
@@ -106,7 +107,7 @@ class TritonPythonModel:
             self.model, self.tokenizer, sequential_reason = load_model(version, parameters, device)
         except MissingWeightsError as error:
             raise pb_utils.TritonModelException(str(error)) from None
-        if not is_gpu and not pack_linear_layers(self.model):
+        if not is_gpu and not (pack_int8_layers(self.model) or pack_linear_layers(self.model)):
             pb_utils.Logger.log_info("the linear layers are not packed")
         if is_gpu:
             config = self.model.config.get_text_config()

@@ -10,6 +10,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from . import int8_layers  # noqa: F401 # transformers loads int8 weights with its quantizer
+
 
 class MissingWeightsError(Exception):
     """A folder that the package refers to is missing or has changed."""

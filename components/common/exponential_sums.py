@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray
 
-STEP = 0.05  # of the integration; the relative error is below 1e-12 (tests/evaluation/test_exponential_sums.py)
+STEP = 0.05  # of the integration; the relative error is below 1e-12 (tests/common/test_exponential_sums.py)
 STEPS_PER_BLOCK = 40
 MAX_BLOCKS = 20
 MAX_TERMS_PER_CHUNK = 50_000  # coefficients evaluated at once; limits the memory of a block to 32 MB

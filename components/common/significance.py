@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from components.evaluation import exponential_sums
+from components.common import exponential_sums
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.evaluation import significance
+from components.common import significance
 
 OPTIONS = {"samples": 4000, "seed": 1}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.evaluation.exponential_sums import compute_probability_below_zero
+from components.common.exponential_sums import compute_probability_below_zero
 
 
 @pytest.mark.parametrize(("ones", "items"), [(1, 40), (7, 20), (50, 60), (30, 30), (2, 2), (900, 1000)])

@@ -1,0 +1,263 @@
+"""Quantized weights of a package, and their comparison with the unquantized model on the test split.
+
+The loss is computed by the code of the package that serves the model. The comparison is paired, and its one-sided bound
+is that of the promotion gate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.common import significance
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import chat_templates, conversation_rows, model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.errors import ConfigurationError, InputError, TunelineError
+from components.common.runtime.reporters import Reporter
+from components.triton_packaging.config import TritonPackagingConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+CONFIDENCE = 0.95  # one-sided, as the default of a rule of the promotion gate
+BOOTSTRAP_SAMPLES = 2000
+MIN_ITEMS = 10
+MAX_ITEM_TOKENS = 2048
+# Of the parameters outside of embeddings. Experts in fused tensors and GPT-2's layers are no linear layers of torch.
+MIN_LINEAR_SHARE = 0.5
+EncodedItem = tuple[list[int], list[int]]  # token ids, and 1 for each token of an answer
+
+
+class QuantizationError(TunelineError):
+    """The loss of the quantized model may exceed that of the unquantized model by more than the margin."""
+
+    kind = "quantization"
+
+
+@dataclass(frozen=True)
+class QuantizationResult:
+    """Comparison of the quantized with the unquantized model.
+
+    Attributes:
+        loss: Loss of the quantized model on the items, in nats per token of an answer.
+        increase: Difference to the loss of the unquantized model.
+        ci95: 95% interval of the increase.
+        increase_bound: One-sided upper confidence bound of the increase.
+        weight_bytes: Size of the packaged weights.
+        unquantized_weight_bytes: Size of the weights that packaging without quantization would write.
+    """
+
+    scheme: str
+    items: int
+    tokens: int
+    loss: float
+    unquantized_loss: float
+    increase: float
+    ci95: tuple[float, float]
+    increase_bound: float
+    margin: float
+    confidence: float
+    weight_bytes: int
+    unquantized_weight_bytes: int
+
+    def build_statement(self) -> dict[str, object]:
+        """Return all fields, for proof.json and the manifest's summary."""
+        return {**asdict(self), "ci95": list(self.ci95)}
+
+
+def check_quantizable(config: TritonPackagingConfig, model_config: PretrainedConfig) -> None:
+    """Check that a model can be quantized, if the configuration requires it. Reads no weights.
+
+    Raises:
+        ConfigurationError: most weights are not in linear layers, or the model computes with them outside of the layers.
+    """
+    if config.quantization == "none":
+        return
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from components.triton_packaging.python_backend.int8_layers import replace_linear_layers
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
+    outer = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer}
+    total = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in outer)
+    linear = [layer for layer in model.modules() if type(layer) is torch.nn.Linear and id(layer.weight) not in outer]
+    share = sum(layer.weight.numel() for layer in linear) / total
+    if share < MIN_LINEAR_SHARE:
+        raise ConfigurationError(
+            f"triton_packaging.quantization is {config.quantization}, but only {share:.0%} of the weights of a "
+            f"{model_config.model_type} model are in linear layers; expected at least {MIN_LINEAR_SHARE:.0%}",
+            hint="Set triton_packaging.quantization to none.",
+        )
+    computes = _can_compute(model)  # models of experts cannot on the meta device
+    replace_linear_layers(model, stores_weights=False)
+    if computes and not _can_compute(model):
+        raise ConfigurationError(
+            f"triton_packaging.quantization is {config.quantization}, but a {model_config.model_type} model reads the "
+            "weights of linear layers directly",
+            hint="Set triton_packaging.quantization to none.",
+        )
+
+
+def _can_compute(model: PreTrainedModel) -> bool:
+    """Return whether a model on the meta device computes the shape of its logits."""
+    import torch
+
+    try:
+        with torch.inference_mode():
+            model(torch.zeros(1, 2, dtype=torch.long, device="meta"))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def load_quantized_model(model: LoadableModel) -> PreTrainedModel:
+    """Return the model with its adapter merged in float32 and its linear layers rounded to int8."""
+
+    from components.triton_packaging.python_backend.int8_layers import replace_linear_layers
+
+    loaded = load_merged_model(model)
+    replace_linear_layers(loaded, stores_weights=True)
+    return loaded
+
+
+def load_merged_model(model: LoadableModel) -> PreTrainedModel:
+    """Return the model in float32, with its adapter merged."""
+    import torch
+
+    loaded = model_loading.load_model(model, dtype=torch.float32)
+    return loaded.merge_and_unload() if model.adapter else loaded
+
+
+def write_quantized_weights(model: LoadableModel, folder: Path) -> None:
+    """Write the quantized weights and the configuration with which transformers loads them.
+
+    Other tensors are stored in bfloat16 if that is exact, and otherwise in float32.
+    """
+    import torch
+
+    from components.triton_packaging.python_backend.int8_layers import METHOD
+
+    quantized = load_quantized_model(model)
+    for parameter in quantized.parameters():
+        if parameter.dtype == torch.float32 and torch.equal(parameter.bfloat16().float(), parameter):
+            parameter.data = parameter.data.bfloat16()
+    quantized.config.tie_word_embeddings = False
+    quantized.config.quantization_config = {"quant_method": METHOD}
+    quantized.save_pretrained(folder)
+
+
+def compare_with_unquantized(
+    model: LoadableModel,
+    version: Path,
+    parameters: Mapping[str, str],
+    dataset: Artifact,
+    config: TritonPackagingConfig,
+    *,
+    seed: int,
+    reporter: Reporter,
+) -> QuantizationResult:
+    """Compare the loss of the packaged model on the test split with that of the unquantized model.
+
+    Args:
+        version: version folder of the package.
+        parameters: parameters of its config.pbtxt.
+
+    Raises:
+        QuantizationError: the bound of the increase exceeds the margin.
+        InputError: the test split has too few rows with an answer.
+    """
+    from components.triton_packaging.python_backend.int8_layers import pack_int8_layers
+    from components.triton_packaging.python_backend.model_loading import load_model
+
+    device = model_loading.prepare_torch(seed)
+    items = _read_items(dataset, model_loading.load_tokenizer(model.tokenizer), config.quantization_items)
+    tokens = [sum(mask[1:]) for _, mask in items]
+    reporter.step("loss of the unquantized model")
+    before = load_merged_model(model).to(device)
+    unquantized_bytes = sum(p.numel() for p in before.parameters()) * (4 if parameters["dtype"] == "float32" else 2)
+    before_losses = _compute_losses(before, items, reporter)
+    del before
+    reporter.step("loss of the quantized model")
+    after, _, _ = load_model(version, parameters, device)
+    if device.type == "cpu":
+        pack_int8_layers(after)
+    losses = _compute_losses(after, items, reporter)
+    # The largest difference seen, in either direction, stands for the unseen items: rounding changes all items alike.
+    pessimistic = significance.estimate_pessimistic_gain(
+        before_losses, losses, tokens, max_item_loss=None, samples=BOOTSTRAP_SAMPLES, seed=seed
+    )
+    bound = -pessimistic.compute_lower_bound(CONFIDENCE)
+    gain = significance.estimate_gain(before_losses, losses, tokens, samples=BOOTSTRAP_SAMPLES, seed=seed)
+    interval = gain.compute_interval(0.95)
+    weight_files = version.joinpath(parameters["weights_folder"]).glob("*.safetensors")
+    result = QuantizationResult(
+        scheme=config.quantization,
+        items=len(items),
+        tokens=sum(tokens),
+        loss=sum(losses) / sum(tokens),
+        unquantized_loss=sum(before_losses) / sum(tokens),
+        increase=-interval.value,
+        ci95=(-interval.high, -interval.low),
+        increase_bound=bound,
+        margin=config.quantization_margin,
+        confidence=CONFIDENCE,
+        weight_bytes=sum(path.stat().st_size for path in weight_files),
+        unquantized_weight_bytes=unquantized_bytes,
+    )
+    if bound > config.quantization_margin:
+        raise QuantizationError(
+            f"the {config.quantization} model has a loss of {result.loss:.4f} nats per token on {len(items)} test rows, "
+            f"and the unquantized model {result.unquantized_loss:.4f}: an increase of {result.increase:+.4f}, at most "
+            f"{bound:+.4f} with {CONFIDENCE:.0%} confidence; triton_packaging.quantization_margin allows "
+            f"{config.quantization_margin:.4f}",
+            hint="Set triton_packaging.quantization to none, or increase quantization_margin, or quantization_items if "
+            "the increase is below the margin.",
+        )
+    return result
+
+
+def _read_items(dataset: Artifact, tokenizer: PreTrainedTokenizerBase, max_items: int) -> list[EncodedItem]:
+    """Return the token ids and the answer masks of the first test rows by id, without rows without an answer."""
+    path = dataset.path / "test.parquet"
+    if dataset.manifest.summary.get("rows_kind") == conversation_rows.TEXT_KIND:
+        rows = conversation_rows.read_texts(path)
+    else:
+        rows = conversation_rows.read_conversations(path, conversation_rows.get_rows_kind(dataset))
+    items = []
+    for row in sorted(rows, key=lambda row: str(row["id"]))[:max_items]:
+        if "text" in row:
+            ids = chat_templates.encode_text(tokenizer, row["text"])[:MAX_ITEM_TOKENS]
+            items.append((ids, [1] * len(ids)))
+        else:
+            tools = json.loads(row["tools"]) if row["tools"] else None
+            encoded = chat_templates.encode_conversation(tokenizer, row["messages"], tools, max_length=MAX_ITEM_TOKENS)
+            items.append((encoded.input_ids, encoded.answer_mask))
+    items = [item for item in items if any(item[1][1:])]
+    if len(items) < MIN_ITEMS:
+        raise InputError(
+            f"the test split of {dataset.path} has {len(items)} rows with an answer; quantization requires at least "
+            f"{MIN_ITEMS}",
+            hint="Increase the number of rows or the test fraction, or set triton_packaging.quantization to none.",
+        )
+    return items
+
+
+def _compute_losses(model: PreTrainedModel, items: list[EncodedItem], reporter: Reporter) -> list[float]:
+    """Return the negative log-likelihood of the answer of each item, in nats."""
+    import torch
+
+    losses = []
+    for done, (ids, mask) in enumerate(items, 1):
+        tokens = torch.tensor([ids], device=model.device)
+        is_answer = torch.tensor(mask[1:], dtype=torch.bool, device=model.device)
+        with torch.inference_mode():
+            logits = model(input_ids=tokens, use_cache=False).logits[0, :-1][is_answer].float()
+        losses.append(float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:][is_answer], reduction="sum")))
+        reporter.progress(done, len(items), "rows")
+    return losses

@@ -1,0 +1,174 @@
+"""Packages with int8 weights: arithmetic, contents, comparison with the unquantized model, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.errors import ConfigurationError, InputError
+from components.common.runtime.reporters import SilentReporter
+from components.model_registry import evidence
+from components.triton_packaging import quantization, triton_config
+from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.python_backend.int8_layers import Int8Linear, pack_int8_layers, replace_linear_layers
+from components.triton_packaging.python_backend.model_loading import load_model
+from components.triton_packaging.quantization import QuantizationError
+from components.triton_packaging.stage import package
+from tests.datasets import dataset_of, small_dataset
+from tests.model_families import FAMILIES, Family, build_configuration
+from tests.triton_packaging.conftest import PROMPTS
+
+REFUSED_FAMILIES = (
+    *("Llama 4 (text)", "Mixtral", "Qwen3-MoE", "Qwen3-Next", "Phi 3.5 MoE", "GPT-OSS", "OLMoE", "Granite MoE"),
+    *("Granite 4 (hybrid)", "Falcon", "Jamba", "Mamba"),
+)
+HAS_VNNI = torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A dataset with twelve test rows."""
+    return small_dataset(tmp_path_factory.mktemp("data") / "dataset")
+
+
+def build(
+    model: LoadableModel, output: Path, dataset: Artifact | None, *, prove: bool = False, margin: float = 0.5
+) -> Artifact:
+    config = TritonPackagingConfig(
+        quantization="int8",
+        quantization_margin=margin,
+        prove=prove,
+        golden_prompts=PROMPTS,
+        golden_max_tokens=12,
+    )
+    return package(model, output, config, seed=1, reporter=SilentReporter(), dataset=dataset)
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no VNNI")
+def test_packed_layer_computes_rounded_weights_for_each_row_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(77, 33)
+    layer.weight = torch.nn.Parameter(torch.randn(33, 77, generator=generator))
+    model = torch.nn.Sequential(layer)
+    replace_linear_layers(model, stores_weights=True)
+    rounded = model[0].integers.float() * model[0].scale[:, None]
+    assert (rounded - layer.weight).abs().max() <= 0.5001 * model[0].scale.max()
+    rows = torch.randn(5, 3, 77, generator=generator) * torch.tensor([1e-3, 1.0, 1e3])[:, None]
+    rows[0, 0] = 0
+    with torch.inference_mode():
+        expected = torch.nn.functional.linear(rows, rounded, layer.bias)
+        assert pack_int8_layers(model)
+        result = model(rows)
+        assert all(torch.equal(model(rows[i, j]), result[i, j]) for i in range(5) for j in range(3))
+    error = (result - expected).abs() / rows.abs().amax(-1, keepdim=True).clamp(min=1e-9)
+    assert error.max() < 77 * rounded.abs().max() / 127 / 254
+    assert not model[0].integers.numel()
+
+
+def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
+    adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path
+) -> None:
+    first, second = (build(adapted_model, tmp_path / name, dataset) for name in ("one", "two"))
+    assert first.sha256 == second.sha256
+    assert first.manifest.find_input("dataset").content_sha256 == dataset.sha256  # type: ignore[union-attr]
+    result = json.loads((first.path / "proof.json").read_text(encoding="utf-8"))["quantization"]
+    assert result == first.manifest.summary["quantization"]
+    assert result["items"] == 12
+    assert result["increase"] == pytest.approx(result["loss"] - result["unquantized_loss"])
+    assert result["ci95"][0] <= result["increase"] <= result["ci95"][1] <= result["increase_bound"] <= 0.5
+    assert result["weight_bytes"] < 0.6 * result["unquantized_weight_bytes"]
+    assert "The margin is 0.5000" in (first.path / "report.html").read_text(encoding="utf-8")
+
+    folder = first.path / "tuneline"
+    parameters = triton_config.read_parameters(folder)
+    assert parameters["quantization"] == "int8"
+    packaged, _, _ = load_model(folder / "1", parameters, torch.device("cpu"))
+    expected = quantization.load_quantized_model(adapted_model)
+    ids = torch.arange(3, 60).unsqueeze(0)
+    with torch.inference_mode():
+        assert torch.equal(packaged(ids).logits, expected(ids).logits)
+    assert isinstance(packaged.lm_head, Int8Linear)
+
+
+@pytest.mark.long  # starts a server
+def test_served_answers_match_the_rounded_model(
+    adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path
+) -> None:
+    artifact = build(adapted_model, tmp_path / "out", dataset, prove=True)
+    proof = artifact.manifest.summary["proof"]
+    assert proof["matched"] == proof["golden_prompts"] == len(PROMPTS)
+    assert evidence.check_package(artifact, adapted_model.sha256) == []
+
+
+def test_loss_above_the_margin_is_refused(adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path) -> None:
+    with pytest.raises(QuantizationError, match=r"on 12 test rows.*an increase of .*quantization_margin allows 0.0000"):
+        build(adapted_model, tmp_path / "out", dataset, margin=1e-9)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_too_few_test_rows_are_refused(adapted_model: LoadableModel, tmp_path: Path) -> None:
+    few = dataset_of("text", tmp_path / "data")
+    with pytest.raises(InputError, match="has 4 rows with an answer; quantization requires at least 10"):
+        build(adapted_model, tmp_path / "out", few)
+
+
+def test_package_without_dataset_is_refused(adapted_model: LoadableModel, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the dataset that the model was trained on is not available"):
+        build(adapted_model, tmp_path / "out", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backend": "vllm"}, "with backend vllm; expected backend python"),
+        ({"adapter": "attached"}, "with an attached adapter; expected an adapter that is merged"),
+        ({"weights": "referenced"}, "with weights referenced; expected weights copied"),
+    ],
+)
+def test_unsupported_settings_are_refused(
+    adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    config = TritonPackagingConfig.model_validate({"quantization": "int8", "prove": False, **settings})
+    with pytest.raises(ConfigurationError, match=message):
+        package(adapted_model, tmp_path / "out", config, seed=1, reporter=SilentReporter(), dataset=dataset)
+
+
+def test_edited_evidence_is_an_objection(adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path) -> None:
+    artifact = build(adapted_model, tmp_path / "out", dataset)
+    found = evidence.check_package(artifact, adapted_model.sha256)
+    assert found == ["its Triton package is unproven"]
+    artifact.manifest.config["quantization_margin"] = 0.25
+    assert "the loss of its quantized weights is not shown to be within the margin" in evidence.check_package(
+        artifact, adapted_model.sha256
+    )
+    artifact.manifest.summary["quantization"]["increase_bound"] = 0.0
+    assert "summary.quantization of its Triton package contradicts proof.json" in evidence.check_package(
+        artifact, adapted_model.sha256
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_model_of_a_family_computes_with_int8_layers_or_is_refused(family: Family) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = build_configuration(family)
+    if family.name in REFUSED_FAMILIES:
+        with pytest.raises(ConfigurationError, match=r"of the weights of a|reads the weights"):
+            quantization.check_quantizable(TritonPackagingConfig(quantization="int8"), config)
+        return
+    quantization.check_quantizable(TritonPackagingConfig(quantization="int8"), config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(3, 23).unsqueeze(0)
+    with torch.inference_mode():
+        before = model(ids).logits
+        replace_linear_layers(model, stores_weights=True)
+        pack_int8_layers(model)
+        after = model(ids).logits
+    assert (after - before).abs().max() < 0.05 * before.abs().max()
