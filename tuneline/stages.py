@@ -136,6 +136,7 @@ def package(
     customization: AnyCustomization = None,
     *,
     adapters: Mapping[str, PathLike] | None = None,
+    dataset: PathLike | None = None,
     workdir: PathLike = DEFAULT_WORKDIR,
     overwrite: bool = False,
     quiet: bool = False,
@@ -150,6 +151,7 @@ def package(
         output: folder of the repository.
         customization: the customization, or the path of its file. None: the defaults.
         adapters: folders of additional adapters of the same base model, by name; vLLM only.
+        dataset: dataset whose test split measures a quantized model. None: the dataset that the model was trained on.
         workdir: folder of the artifact store.
         overwrite: replace an existing artifact in the output folder.
         quiet: report no progress.
@@ -161,7 +163,13 @@ def package(
     folders = {name: Path(folder) for name, folder in (adapters or {}).items()}
     with call_context.open_call("package", workdir, quiet=quiet) as (_, reporter):
         return single_stages.package_model(
-            str(model), Path(output), config, reporter, adapters=folders, overwrite=overwrite
+            str(model),
+            Path(output),
+            config,
+            reporter,
+            adapters=folders,
+            dataset=Path(dataset) if dataset else None,
+            overwrite=overwrite,
         )
 
 

@@ -191,11 +191,16 @@ def package(
         result = single_stages.package_model(
             model, output, customization, reporter, adapters=adapters, dataset=dataset, overwrite=overwrite
         )
+    summary = artifact_folder.read_manifest(output).summary
+    lines = [f"unproven: {summary.get('unproven_because')}"]
     if proof := result.proof:
-        line = f"{proof['matched']} of {proof['golden_prompts']} golden prompts matched"
-    else:
-        line = f"unproven: {artifact_folder.read_manifest(output).summary.get('unproven_because')}"
-    print_result(result.as_dict(), as_json, [line, f"serve the model: tuneline serve {output}"])
+        lines = [f"{proof['matched']} of {proof['golden_prompts']} golden prompts matched"]
+    if measured := summary.get("quantization"):
+        lines.append(
+            f"{measured['scheme']}: loss {measured['increase']:+.4f} nats per token, at most "
+            f"{measured['increase_bound']:+.4f}; margin {measured['margin']:.4f}"
+        )
+    print_result(result.as_dict(), as_json, [*lines, f"serve the model: tuneline serve {output}"])
 
 
 @app.command()

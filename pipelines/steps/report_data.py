@@ -74,6 +74,7 @@ def collect_report_data(
             "proof": package_summary["proof"],  # None if no server could prove the package
             "unproven_because": package_summary.get("unproven_because"),
             "answers": proof.get("answers", []),
+            **({"quantization": measured} if (measured := package_summary.get("quantization")) else {}),
         }
     moved, model, tracked = registered.get("moved") or {}, found["model"], tracked or {}
     base = url_credentials.remove_credentials(

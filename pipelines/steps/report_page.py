@@ -215,6 +215,7 @@ def _render_package(package: Record | None, verdict: str, kind: str) -> str:
             "seconds to ready": proof["ready_seconds"],
             "golden prompts": proof["golden_prompts"],
             "matched": proof["matched"],
+            **_describe_quantization(package),
         }
     )
     text = (
@@ -227,6 +228,18 @@ def _render_package(package: Record | None, verdict: str, kind: str) -> str:
         + html_report.render_paragraph(text, "good")
         + html_report.render_table(["prompt", "answer", "match"], answers)
     )
+
+
+def _describe_quantization(package: Record) -> Record:
+    """Return the figures of a quantized package, for its tiles; empty without quantization."""
+    if not (found := package.get("quantization")):
+        return {}
+    return {
+        "weights": found["scheme"],
+        "change of the loss": f"{found['increase']:+.4f}",
+        "at most": f"{found['increase_bound']:+.4f}",
+        "margin": found["margin"],
+    }
 
 
 def _render_lineage(links: Sequence[Record], revision: Record) -> str:

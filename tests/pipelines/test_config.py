@@ -237,6 +237,11 @@ def test_task_file_is_resolved_from_the_configuration_folder(tmp_path: Path) -> 
         (["fine_tuning.adaptation=prompt_tuning", "triton_packaging.backend=vllm"], "nor be served by vLLM"),
         (["triton_packaging.weights=referenced"], "only the package would contain the merged weights"),
         (["triton_packaging.backend=vllm", "fine_tuning.lora.dora=true"], "vLLM does not support DoRA"),
+        (["triton_packaging.quantization=int8", "triton_packaging.backend=vllm"], "with backend vllm"),
+        (["triton_packaging.quantization=int8", "triton_packaging.adapter=attached"], "with an attached adapter"),
+        (["triton_packaging.quantization=int8", "fine_tuning.adaptation=p_tuning"], "with an attached adapter"),
+        (["triton_packaging.quantization=fp8"], "int8"),
+        (["triton_packaging.quantization_margin=0"], "quantization_margin"),
     ],
 )
 def test_unpackageable_configuration_is_refused(overrides: list[str], message: str) -> None:

@@ -1268,6 +1268,21 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
         2,
     ),
     "the model's adapter is of type …; vLLM supports only LoRA adapters": ("configuration", 2),
+    "triton_packaging.quantization is …, with …; expected …": ("configuration", 2),
+    "triton_packaging.quantization is …, but only … of the weights of a … model are in linear layers; expected at least …": (
+        "configuration",
+        2,
+    ),
+    "triton_packaging.quantization is …, but a … model reads the weights of linear layers directly": (
+        "configuration",
+        2,
+    ),
+    "triton_packaging.quantization is set, but the dataset that the model was trained on is not available": (
+        "configuration",
+        2,
+    ),
+    "the … model has a loss of … nats per token on … test rows, and the unquantized model …: …": ("quantization", 1),
+    "the test split of … has … rows with an answer; quantization requires at least …": ("input", 1),
     "fine_tuning.adaptation: virtual tokens (…) can neither be merged into weights nor be served by vLLM": (
         "configuration",
         2,

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from components.common import pipeline_step
+from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import resource_formulas
 from components.common.models.model_loading import LoadableModel
+from components.common.models.model_shape import ModelShape
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
 from components.model_registry import evidence
 from components.triton_packaging import quantization, triton_config
+from components.triton_packaging.component import triton_packaging
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.python_backend.int8_layers import Int8Linear, pack_int8_layers, replace_linear_layers
 from components.triton_packaging.python_backend.model_loading import load_model
@@ -21,7 +27,7 @@ from components.triton_packaging.quantization import QuantizationError
 from components.triton_packaging.stage import package
 from tests.datasets import dataset_of, small_dataset
 from tests.model_families import FAMILIES, Family, build_configuration
-from tests.triton_packaging.conftest import PROMPTS
+from tests.triton_packaging.conftest import PROMPTS, publish_adapter
 
 REFUSED_FAMILIES = (
     *("Llama 4 (text)", "Mixtral", "Qwen3-MoE", "Qwen3-Next", "Phi 3.5 MoE", "GPT-OSS", "OLMoE", "Granite MoE"),
@@ -68,6 +74,18 @@ def test_packed_layer_computes_rounded_weights_for_each_row_alone() -> None:
     error = (result - expected).abs() / rows.abs().amax(-1, keepdim=True).clamp(min=1e-9)
     assert error.max() < 77 * rounded.abs().max() / 127 / 254
     assert not model[0].integers.numel()
+
+
+def test_processor_without_vnni_computes_with_restored_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 24), torch.nn.Linear(24, 8, bias=False))
+    replace_linear_layers(model, stores_weights=True)
+    rows = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = model(rows)
+        assert not pack_int8_layers(model)
+        torch.testing.assert_close(model(rows), expected)
+    assert [type(layer) for layer in model] == [torch.nn.Linear, torch.nn.Linear]
 
 
 def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
@@ -136,6 +154,29 @@ def test_unsupported_settings_are_refused(
     config = TritonPackagingConfig.model_validate({"quantization": "int8", "prove": False, **settings})
     with pytest.raises(ConfigurationError, match=message):
         package(adapted_model, tmp_path / "out", config, seed=1, reporter=SilentReporter(), dataset=dataset)
+
+
+def test_step_measures_the_dataset_on_which_the_model_was_trained(
+    base_model: LoadableModel, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = publish_adapter(base_model, tmp_path / "model", dataset=dataset.as_input())
+    stored = {artifact.sha256: artifact for artifact in (model, dataset)}
+    work = SimpleNamespace(reporter=SilentReporter(), load_artifact=lambda sha256, *_: stored[sha256])
+    monkeypatch.setattr(
+        pipeline_step, "produce_artifact", lambda stage, parameters, build, links: build(tmp_path / "out", work)
+    )
+    config = TritonPackagingConfig(quantization="int8", quantization_margin=0.5, prove=False)
+    path = SimpleNamespace(path=str(tmp_path / "report.html"))
+    plan = json.dumps({"config": config.model_dump(mode="json"), "seed": 1})
+    triton_packaging.python_func(plan=plan, model=model.sha256, report=path, links=path)
+    manifest = artifact_folder.read_manifest(tmp_path / "out")
+    assert manifest.find_input("dataset").content_sha256 == dataset.sha256  # type: ignore[union-attr]
+
+
+def test_estimated_size_is_that_of_the_embedded_model() -> None:
+    shape = ModelShape(134_515_008, 0, 28_311_552, layers=30, hidden=576, intermediate=1536, vocabulary=49_152)
+    estimate = resource_formulas.estimate_repository_bytes(shape, gpu=False, quantization="int8")
+    assert estimate == pytest.approx(192_044_704, rel=0.01)  # measured
 
 
 def test_edited_evidence_is_an_objection(adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class Int8Linear(torch.nn.Module):  # type: ignore[misc] # torch is not followed
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
         integers = torch.zeros(out_features, in_features, dtype=torch.int8)
         self.integers = torch.nn.Parameter(integers, requires_grad=False)
         self.scale = torch.nn.Parameter(torch.zeros(out_features), requires_grad=False)
@@ -52,6 +53,14 @@ class Int8Linear(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         self.zero_points = torch.zeros(len(self.scale), dtype=torch.int64)
         self.integers = torch.nn.Parameter(self.integers.new_empty(0), requires_grad=False)
 
+    def restore(self) -> torch.nn.Linear:
+        """Return a linear layer with the rounded weights in float32."""
+        with torch.device(self.integers.device):
+            layer = torch.nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
+        layer.weight = torch.nn.Parameter(self.integers.float() * self.scale[:, None], requires_grad=False)
+        layer.bias = self.bias
+        return layer
+
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the layer's output in the dtype of its input, shape (..., out_features)."""
         if self.packed is None:
@@ -74,17 +83,23 @@ class Int8Linear(torch.nn.Module):  # type: ignore[misc] # torch is not followed
 
 
 def pack_int8_layers(model: torch.nn.Module) -> bool:
-    """Let a model on a CPU compute with integers, unless the processor lacks VNNI: its int8 sums may overflow.
+    """Let a model on a CPU compute with integers; with float32 weights if the processor lacks VNNI.
+
+    Without VNNI, oneDNN's sums of int8 products may overflow.
 
     Returns:
-        Whether the layers are packed.
+        Whether the model has layers that compute with integers.
     """
-    if not torch.backends.mkldnn.is_available() or not torch.cpu._is_vnni_supported():
-        return False
-    layers = [layer for layer in model.modules() if isinstance(layer, Int8Linear)]
-    for layer in layers:
-        layer.pack()
-    return bool(layers)
+    is_supported = torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+    is_packed = False
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            if isinstance(layer, Int8Linear) and is_supported:
+                layer.pack()
+                is_packed = True
+            elif isinstance(layer, Int8Linear):
+                setattr(module, name, layer.restore())
+    return is_packed
 
 
 def replace_linear_layers(model: torch.nn.Module, *, stores_weights: bool) -> None:
