@@ -118,7 +118,6 @@ def _can_compute(model: PreTrainedModel) -> bool:
 
 def load_quantized_model(model: LoadableModel) -> PreTrainedModel:
     """Return the model with its adapter merged in float32 and its linear layers rounded to int8."""
-
     from components.triton_packaging.python_backend.int8_layers import replace_linear_layers
 
     loaded = load_merged_model(model)
@@ -176,7 +175,9 @@ def compare_with_unquantized(
     from components.triton_packaging.python_backend.model_loading import load_model
 
     device = model_loading.prepare_torch(seed)
-    items = _read_items(dataset, model_loading.load_tokenizer(model.tokenizer), config.quantization_items)
+    tokenizer = model_loading.load_tokenizer(model.tokenizer)
+    max_length = min(MAX_ITEM_TOKENS, int(parameters["context"]))
+    items = _read_items(dataset, tokenizer, config.quantization_items, max_length)
     tokens = [sum(mask[1:]) for _, mask in items]
     reporter.step("loss of the unquantized model")
     before = load_merged_model(model).to(device)
@@ -222,7 +223,9 @@ def compare_with_unquantized(
     return result
 
 
-def _read_items(dataset: Artifact, tokenizer: PreTrainedTokenizerBase, max_items: int) -> list[EncodedItem]:
+def _read_items(
+    dataset: Artifact, tokenizer: PreTrainedTokenizerBase, max_items: int, max_length: int
+) -> list[EncodedItem]:
     """Return the token ids and the answer masks of the first test rows by id, without rows without an answer."""
     path = dataset.path / "test.parquet"
     if dataset.manifest.summary.get("rows_kind") == conversation_rows.TEXT_KIND:
@@ -232,11 +235,11 @@ def _read_items(dataset: Artifact, tokenizer: PreTrainedTokenizerBase, max_items
     items = []
     for row in sorted(rows, key=lambda row: str(row["id"]))[:max_items]:
         if "text" in row:
-            ids = chat_templates.encode_text(tokenizer, row["text"])[:MAX_ITEM_TOKENS]
+            ids = chat_templates.encode_text(tokenizer, row["text"])[:max_length]
             items.append((ids, [1] * len(ids)))
         else:
             tools = json.loads(row["tools"]) if row["tools"] else None
-            encoded = chat_templates.encode_conversation(tokenizer, row["messages"], tools, max_length=MAX_ITEM_TOKENS)
+            encoded = chat_templates.encode_conversation(tokenizer, row["messages"], tools, max_length=max_length)
             items.append((encoded.input_ids, encoded.answer_mask))
     items = [item for item in items if any(item[1][1:])]
     if len(items) < MIN_ITEMS:

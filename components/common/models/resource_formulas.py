@@ -265,7 +265,8 @@ def estimate_repository_bytes(shape: ModelShape, *, gpu: bool, quantization: str
     int8: one byte for each weight, those of the output layer included, and two for each of the input embedding.
     """
     if quantization == "int8":
-        return shape.parameters + shape.vocabulary * shape.hidden + shape.embedding
+        table = shape.vocabulary * shape.hidden  # of the input embedding and of the output layer
+        return shape.parameters - shape.embedding + BFLOAT16_BYTES * table
     return shape.parameters * (BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
 
 
