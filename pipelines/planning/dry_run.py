@@ -808,7 +808,7 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
     times = {
         "data_curation": StageTime(survey.reading_seconds + DAFT_START_SECONDS, reading),
         "triton_packaging": StageTime(
-            None, "unknown until a package of this base model and quantization has been built on this machine"
+            None, "unknown until a package of this base model has been built on this machine"
         ),
     }
     for manifest in history:
