@@ -308,7 +308,7 @@ def test_documented_power_against_memorisation_follows_from_the_rule() -> None:
         return next(n for n in range(100) if power(template, template + n / 100) >= 0.8)
 
     power = build_power(64)
-    section = page.partition("### Memorisation and its control")[2].partition("### Cost of the suite")[0]
+    section = page.partition("### Memorisation and its control")[2].partition("### Automatic promotion")[0]
     rows = re.findall(r"^\| (\d+)% \| ([\d.]+)% \| (\d+)% \|$", section, re.MULTILINE)
     assert len(rows) == 5
     for template, false_alarms, found in rows:
