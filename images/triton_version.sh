@@ -1,6 +1,7 @@
 #!/bin/sh
 # Refuses a base image whose Triton has vulnerabilities that NVIDIA has published and fixed. install.sh runs it in every base; a base without
-# Triton passes. The argument is Triton's folder. docs/explanation/security.md lists the bulletins and this minimum version.
+# Triton passes. The argument is Triton's folder. docs/explanation/security.md lists the bulletins and this minimum version: after a new bulletin,
+# change the version here, on that page and in images/serving.Containerfile.
 set -eu
 minimum=26.07
 version=${NVIDIA_TRITON_SERVER_VERSION:-} # the container version, such as 26.07; NVIDIA's images and compose.py set it
