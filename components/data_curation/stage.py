@@ -20,6 +20,7 @@ from components.common import personal_data
 from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.personal_data import named_entities as name_finder
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.data_curation import (
@@ -237,7 +238,7 @@ def describe_few_test_rows(rows: int) -> str | None:
     if not 0 < rows < MIN_DECISIVE_ITEMS:
         return None
     return (
-        f"the held-out evaluation has {rows} items: only a large difference is significant. "
+        f"the held-out evaluation has {format_count(rows, 'item')}: only a large difference is significant. "
         "Add rows, or increase the test fraction in data_curation.fractions"
     )
 
@@ -433,11 +434,12 @@ def _check_groups(prepared: PreparedRows, config: DataCurationConfig, reporter: 
             hint="Set data_curation.group_by to source, or to a field other than the conversation or text.",
         )
     if grouped < prepared.rows:
-        reporter.note(f"{prepared.rows - grouped:,} rows have no {key}; each of them is a separate group")
+        rows = format_count(prepared.rows - grouped, "row has", "rows have")
+        reporter.note(f"{rows} no {key}; each row without it is a separate group")
     if redacted:
         reporter.note(
-            f"{key} is redacted in {redacted:,} rows: their groups apply within this dataset only, not to earlier "
-            "revisions"
+            f"{key} is redacted in {format_count(redacted, 'row')}: groups by a redacted value apply within this dataset "
+            "only, not to earlier revisions"
         )
 
 
@@ -630,19 +632,22 @@ def _report_verdicts(verdicts: RowVerdicts, reporter: Reporter) -> None:
         reporter.note("the validation split is empty")
     if verdicts.republished_rows:
         reporter.note(
-            f"{verdicts.republished_rows:,} rows keep the splits of earlier revisions; data_curation.fractions applies "
-            "to the other rows"
+            f"{format_count(verdicts.republished_rows, 'row keeps the split', 'rows keep the splits')} of earlier "
+            "revisions; data_curation.fractions applies to the other rows"
         )
     if verdicts.divided_groups:
+        kind = "of data_curation.group_by"
+        groups = format_count(verdicts.divided_groups, f"group {kind} is", f"groups {kind} are")
         reporter.note(
-            f"{verdicts.divided_groups:,} groups of data_curation.group_by are in several splits, because their rows "
+            f"{groups} in several splits, because rows "
             "keep the splits of earlier revisions; data_curation.published: ignore reassigns all rows"
         )
     first, count = verdicts.renamed_ids
     if count:
-        label = "row has" if count == 1 else "rows have"
         example = f"{', for example' if count > 1 else ':'} {personal_data.mask(first)}"
-        reporter.note(f"{count:,} {label} the id of an earlier row; a number was appended to the id{example}")
+        reporter.note(
+            f"{format_count(count, 'row has', 'rows have')} the id of an earlier row; a number was appended to the id{example}"
+        )
 
 
 def _describe_unreadable(unread: Sequence[UnreadableRecord]) -> str:

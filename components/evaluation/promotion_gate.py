@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from components.common import gate_rules, significance
 from components.common.gate_rules import CONTROL_MIN_ITEMS, Rule, compute_excess_p_value, get_min_items
+from components.common.runtime.counts import format_count
 from components.common.significance import Interval
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
@@ -166,7 +167,7 @@ def _find_problem(rule: Rule, result: TaskResult, metric: str, min_items: int | 
         name = "max_loss" if rule.max_harmed_share is None else "max_harmed_share"
         basis = f"{name} {getattr(rule, name)} at {rule.confidence:.0%} confidence"
     items = len(result.items)
-    measured = f"{rule.metric} was measured on {items} {'item' if items == 1 else 'items'}"
+    measured = f"{rule.metric} was measured on {format_count(items, 'item')}"
     return f"{measured}; the rule requires at least {required} ({basis})."
 
 

@@ -11,6 +11,7 @@ from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.evaluation import (
@@ -115,7 +116,7 @@ def evaluate(
         figures = [result.calibration, *(scores.figures for scores in result.scores.values())]
         if count := sum(values.get(UNANSWERED_FIGURE, 0) for values in figures):
             reporter.note(
-                f"{name}: {count:.0f} questions had no answer; rerun the evaluation when the endpoint responds"
+                f"{name}: {format_count(round(count), 'question')} had no answer; rerun the evaluation when the endpoint responds"
             )
             summary[artifact_folder.TRANSIENT_FAILURE_KEY] = True
     return artifact_folder.publish(

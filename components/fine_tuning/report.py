@@ -9,6 +9,7 @@ from typing import Any
 
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.reporting import html_report
+from components.common.runtime.counts import format_count
 from components.fine_tuning import sample_answers
 from components.fine_tuning.config import Recipe
 
@@ -68,20 +69,25 @@ def render_report(
     if draws:
         distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
         seen = f"{distinct:,} of {summary['examples']:,} examples in {draws:,} draws"
-    sentences = [f"Trained for {summary['epochs']:.2f} epochs on {summary['learned']} of {seen}."]
+    epochs = f"{summary['epochs']:.2f}".removesuffix(".00")
+    sentences = [f"Trained for {epochs} {'epoch' if epochs == '1' else 'epochs'} on {summary['learned']} of {seen}."]
     if config.objective_spec.generates:
+        left_out = format_count(rows["without_answer"], "other row was", "other rows were")
         sentences.append(
-            f"{rows['without_answer']:,} other rows were left out: their prompts exceed {config.max_length} "
-            "tokens, or their conversations do not end with a text answer."
+            f"{left_out} left out, because the prompt exceeds {config.max_length} tokens or the conversation does not "
+            "end with a text answer."
         )
     else:
+        truncated = format_count(rows["truncated"], "row was", "rows were")
+        skipped = format_count(rows["without_answer"], "other row was", "other rows were")
         sentences.append(
-            f"{rows['truncated']:,} rows were truncated to {config.max_length} tokens, which removed "
-            f"{rows['cut_tokens']:,} tokens ({rows['cut_share']:.1%} of all). {rows['without_answer']:,} other rows were "
-            "skipped, because they have no token to learn within that length."
+            f"{truncated} truncated to {config.max_length} tokens, which removed {format_count(rows['cut_tokens'], 'token')} "
+            f"({rows['cut_share']:.1%} of all). {skipped} skipped, because no token to learn is within that length."
         )
     if config.packing:
-        sentences.append(f"The rows were packed into {summary['examples']:,} rows of {config.max_length} tokens.")
+        sentences.append(
+            f"The rows were packed into {format_count(summary['examples'], 'row')} of {config.max_length} tokens."
+        )
     if summary["best_step"] and summary["best_step"] != summary["steps"]:
         sentences.append(f"The weights are from step {summary['best_step']:,}, which has the lowest validation loss.")
     for alarm in summary["alarms"]:
@@ -92,8 +98,9 @@ def render_report(
             reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {alarm['learning_rate_factor']:.3g} of its schedule"
         sentences.append(f"{reaction}: {alarm['sentence']}.")
     sentences += [
-        f"The judge {judge['model']} gave {judge['judgements']:,} judgements for {judge['tokens']:,} tokens; "
-        f"{judge['unscored']:,} without a score count as reward 0."
+        f"The judge {judge['model']} made {format_count(judge['judgements'], 'judgement')} and used "
+        f"{format_count(judge['tokens'], 'token')}; "
+        f"{format_count(judge['unscored'], 'answer without a score has', 'answers without a score have')} the reward 0."
         for judge in summary.get("judges", ())
     ]
     if summary["stopped_early"]:

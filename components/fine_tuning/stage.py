@@ -24,6 +24,7 @@ from components.common.models.model_loading import LocalBaseModel
 from components.common.models.model_shape import ModelShape
 from components.common.models.weight_integrity import check_vocabulary
 from components.common.runtime import filesystem
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import RESUME_HINT, BusyError, ConfigurationError, InputError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
@@ -392,14 +393,15 @@ def tokenize(
             hint="Increase fine_tuning.max_length.",
         )
     if counts.truncated:
+        cut = format_count(counts.cut_tokens, "token was", "tokens were")
         reporter.note(
-            f"{counts.truncated} training rows are longer than {config.max_length} tokens and were truncated: "
-            f"{counts.cut_tokens:,} tokens, {counts.cut_share:.1%} of all, were cut off"
+            f"{format_count(counts.truncated, 'training row was', 'training rows were')} truncated to "
+            f"{config.max_length} tokens: {cut} cut off, {counts.cut_share:.1%} of all"
         )
     if config.objective_spec.generates and counts.without_answer:
         reporter.note(
-            f"{counts.without_answer} training rows are left out: their prompts are longer than {config.max_length} tokens, or "
-            "their conversations do not end with a text answer"
+            f"{format_count(counts.without_answer, 'training row is', 'training rows are')} left out, because the prompt "
+            f"exceeds {config.max_length} tokens or the conversation does not end with a text answer"
         )
     if rewards.reads_fields(config.grpo.rewards):
         for split in (splits.train, splits.validation):

@@ -316,7 +316,7 @@ def _train_all(
     if errors:
         messages = (f"; first message: {e}" for e in errors if not isinstance(e, (NotStartedError, DetachedError)))
         raise InterruptedRunError(
-            f"the sweep was interrupted: {sweep.trained} of {len(futures)} recipes are trained{next(messages, '')}",
+            f"the sweep was interrupted: {sweep.trained} of {len(futures)} recipes {'is' if sweep.trained == 1 else 'are'} trained{next(messages, '')}",
             hint=RESUME_HINT,
         )
     return [future.result() for future in futures]

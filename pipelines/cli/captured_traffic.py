@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.common.runtime import filesystem
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError, UsageError
 from pipelines.cli import tables
 from pipelines.cli.application import (
@@ -190,7 +191,11 @@ def sample_traffic(
         lines = review_sample.draw_sample(settings, selection, rows, seed, held_back)
     review_sample.write_sample(lines, output)
     result = {"output": str(output), "rows": len(lines)}
-    print_result(result, as_json, [f"{len(lines)} requests, one per subject, in {output}; write the corrections there"])
+    print_result(
+        result,
+        as_json,
+        [f"{format_count(len(lines), 'request')}, one per subject, in {output}; write the corrections there"],
+    )
 
 
 def _check_choice(option: str, value: str, allowed: Sequence[str]) -> None:

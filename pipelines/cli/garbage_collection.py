@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EXIT_FAILED, UsageError
 from pipelines.cli import tables
 from pipelines.cli.application import (
@@ -220,9 +221,9 @@ def _format_lines(result: dict[str, Any], plan: RetentionPlan, outcomes: list[De
     if kept := [tuple(group.values()) for group in result["kept"]]:
         lines += ["", *tables.render(tables.build_table(["kept because", "kind", "items", "bytes"], kept))]
     size = f"{result['bytes'] / 1e9:,.2f} GB"
-    summary = f"{len(items)} items, {size}, can be deleted; --delete deletes them. Nothing was deleted."
+    summary = f"{format_count(len(items), 'item')}, {size}, can be deleted with --delete. Nothing was deleted."
     if result["delete"]:
-        summary = f"deleted {sum(item['deleted'] for item in items)} of {len(items)} items, {size}"
+        summary = f"deleted {sum(item['deleted'] for item in items)} of {format_count(len(items), 'item')}, {size}"
     elif not items:
         summary = "nothing to delete"
     return [*lines, *result["notes"], summary]

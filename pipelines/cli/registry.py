@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
@@ -172,7 +173,7 @@ def audit(
     verdict = (
         "every alias agrees with the history"
         if report.clean
-        else f"{len(report.findings)} differences; --repair records them"
+        else f"{format_count(len(report.findings), 'difference')}; --repair records all differences"
     )
     print_result(report.model_dump(), as_json, [*lines, f"{name}: {report.entries} entries, {verdict}"])
     if not report.clean:

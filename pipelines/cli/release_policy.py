@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.common.runtime.counts import format_count
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
     JsonOption,
@@ -117,6 +118,7 @@ def _format_test(result: PolicyTest) -> list[str]:
         f"{'✔' if one.met else '✘'} {one.requirement}{f': {one.reason}' * (not one.met)}" for one in result.requirements
     ]
     unmet = sum(not one.met for one in result.requirements)
-    verdict = f"{unmet} of {len(lines)} requirements are not met" if unmet else f"all {len(lines)} requirements are met"
+    total = format_count(len(lines), "requirement")
+    verdict = f"{unmet} of {total} not met" if unmet else f"{total}: all met"
     source = f"policy entry {result.entry}" if result.entry else "no release policy"
     return [*lines, f"{result.name} version {result.version}, {source}: {verdict}"]

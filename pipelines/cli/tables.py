@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from components.common.runtime.counts import format_count
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -165,9 +167,7 @@ def format_search(report: ErasureReport) -> list[str]:
         counts = {"revision": report.revisions, "model": report.models, "package": report.packages}
         if report.extracts:
             counts["extract"] = report.extracts
-        verdict = "found: " + ", ".join(
-            f"{len(items):,} {kind}{'' if len(items) == 1 else 's'}" for kind, items in counts.items()
-        )
+        verdict = "found: " + ", ".join(format_count(len(items), kind) for kind, items in counts.items())
     else:
         verdict = "not found" if report.is_complete else "not found in the searched part"
     tables = _build_search_tables(report)

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import (
     ConfigurationError,
     DiskFullError,
@@ -390,7 +391,7 @@ def _switch_version(
         deployment.reporter.step(f"testing version {new.version}")
         count = version_switch.try_release(server, deployment.folder, name, new, deployment.timeout)
         deployment.reporter.note(
-            f"version {new.version} was loaded next to the deployed version and answered {count} golden prompts correctly"
+            f"version {new.version} was loaded next to the deployed version and answered {format_count(count, 'golden prompt')} correctly"
         )
         _check_alias(deployment, target)
         deployment.reporter.step(f"switching to version {new.version}")

@@ -22,6 +22,7 @@ from components.common.models.adaptations import find_adaptation
 from components.common.models.model_loading import LoadableModel
 from components.common.models.model_shape import ModelShape
 from components.common.runtime import filesystem
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
@@ -250,7 +251,8 @@ def compute_row_gradients(
         known = _load_cache(folder, sketch.length, rows)
         missing = [number for number in rows if number not in known]
         cached = len(rows) - len(missing)
-        reporter.step(f"computing the gradients of {len(missing):,} rows; {cached:,} are cached")
+        cached_rows = format_count(cached, "row is", "rows are")
+        reporter.step(f"computing the gradients of {format_count(len(missing), 'row')}; {cached_rows} cached")
         pending: dict[int, np.ndarray] = {}
         for done, number in enumerate(missing, 1):
             pending[number] = sketch.compute(rows[number])

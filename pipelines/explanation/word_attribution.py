@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from components.common.models import chat_templates
+from components.common.runtime.counts import format_count
 from components.common.runtime.reporters import Reporter
 from components.evaluation import forward_pass, prefix_trees
 from pipelines.explanation.explained_answer import ExplainedAnswer, Question, score_answer
@@ -101,7 +102,7 @@ def attribute_words(
     """
     messages = answer.question.messages
     units = split_units(messages, unit)
-    reporter.step(f"leaving out each of {len(units):,} {unit}s")
+    reporter.step(f"leaving out each of {format_count(len(units), unit)}")
     conversations = [messages, *(remove_units(messages, [one]) for one in units)]
     whole, *shortened = score_answer(engine, answer, conversations, reporter)
     scores = [whole - one for one in shortened]

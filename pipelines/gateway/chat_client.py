@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from components.common.runtime import http_client
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EngineMissingError, TunelineError, UsageError
 from components.common.runtime.url_credentials import remove_credentials
 
@@ -152,7 +153,8 @@ class ChatClient:
             return UsageError(said, hint="Set an API key of this server in TUNELINE_API_KEY or with --key.")
         if error.code == 429 or error.code >= 500:
             wait = error.headers.get("Retry-After", "")
-            return EngineMissingError(said, hint=f"Try again{f' in {wait} seconds' if wait.isdecimal() else ' later'}.")
+            when = f"in {format_count(int(wait), 'second')}" if wait.isdecimal() else "later"
+            return EngineMissingError(said, hint=f"Try again {when}.")
         return UsageError(said, hint="Correct the request, or the address of the server.")
 
     def _no_answer(self, reason: str) -> EngineMissingError:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.common.reporting import html_report
+from components.common.runtime.counts import format_count
 from pipelines.planning import cluster_size, sizing_report
 from pipelines.planning.cluster_size import ClusterRequest
 from pipelines.planning.throughput import CASES
@@ -19,14 +20,14 @@ def format_cluster(result: Json) -> list[str]:
     """Return the result as lines: demand, cluster, waiting times, what limits it, and the bill of materials."""
     weekly, wait, shares = result["customizations_per_week"], result["wait_hours"], result["utilization"]
     capacity, binds = weekly["capacity"], result["binds"]
-    who = f"{result['teams']} teams" if result["teams"] else "enough teams"
+    who = format_count(result["teams"], "team") if result["teams"] else "enough teams"
     lines = [
-        f"{'demand' if not n else '':<10}{item['per_month']} × {item['model']} per month: {_count(item['gpus'], 'GPU')} for "
+        f"{'demand' if not n else '':<10}{item['per_month']} × {item['model']} per month: {format_count(item['gpus'], 'GPU')} for "
         f"{_format_cases(item['hours'])} hours each"
         for n, item in enumerate(result["demand"])
     ]
     lines += [
-        f"cluster   {_count(result['nodes'], 'node')} with {result['gpus']} × {result['gpu']}, queue {result['queue']}"
+        f"cluster   {format_count(result['nodes'], 'node')} with {result['gpus']} × {result['gpu']}, queue {result['queue']}"
         + ("" if result["keeps_up"] else "; the queue grows because the cluster cannot keep up with the demand"),
         f"weekly    {weekly['demand']:g} customizations requested; capacity with {who}: {_format_cases(capacity)}, "
         f"{capacity['drawn']:g} for a mix of these cases",
@@ -37,7 +38,11 @@ def format_cluster(result: Json) -> list[str]:
         f"bound     at capacity by {binds['bound']}: {binds['reason']}",
     ]
     for n, gain in enumerate(result["gains"]):
-        change = "within noise" if gain["is_noise"] else f"{gain['customizations_per_week']:+g} customizations per week"
+        change = (
+            "change within noise"
+            if gain["is_noise"]
+            else f"{gain['customizations_per_week']:+g} customizations per week"
+        )
         lines.append(
             f"{'gains' if not n else '':<10}{gain['change']}: capacity {change}, P90 wait {gain['p90_wait_hours']:+g} hours"
         )
@@ -45,10 +50,6 @@ def format_cluster(result: Json) -> list[str]:
         quantity = f"{item['quantity']:g} {item['unit']}".strip()
         lines.append(f"{'materials' if not n else '':<10}{item['item']}: {quantity}; {item['reason']}")
     return lines + [f"{'assumed' if not n else '':<10}{text}" for n, text in enumerate(result["assumptions"])]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _format_cases(values: Mapping[str, float]) -> str:
@@ -75,7 +76,7 @@ def render_report(request: ClusterRequest, result: Json) -> str:
         caption=f"Waiting time for GPUs by number of nodes; this cluster has {result['nodes']}.",
     )
     return html_report.render_page(
-        "Size of a shared cluster",
+        "Sizing estimate for a shared cluster",
         f"{demand} per month on {result['gpu']}",
         {
             **render_main_sections(result),

@@ -32,6 +32,7 @@ from components.common.models.model_loading import ModelOutline
 from components.common.models.model_shape import ModelShape
 from components.common.row_comparison import training_overlap
 from components.common.runtime import filesystem, mounts
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
@@ -755,7 +756,7 @@ def _estimate_memory(survey: RunSurvey) -> Json:
 def _describe_remote_training() -> str:
     """Describe where the training runs; "" for this machine. Elsewhere memory and speed differ."""
     launcher = launcher_settings.load_settings()
-    nodes = f"{launcher.nodes} {'node' if launcher.nodes == 1 else 'nodes'}"
+    nodes = format_count(launcher.nodes, "node")
     return "" if launcher.entry.uses_this_machine else f"{launcher.kind}, {nodes}"
 
 

@@ -51,7 +51,7 @@ def render_report(result: Json) -> str:
         f"{model['name']}, {model['trainable']:,} of {model['parameters']:,} parameters trained, on {result['gpu']}"
     )
     return html_report.render_page(
-        "Size of a customization",
+        "Sizing estimate for one customization",
         subtitle,
         {
             **render_main_sections(result),

@@ -22,6 +22,7 @@ from typing import Any
 from components.common.artifacts import artifact_folder, hashing
 from components.common.reporting import mlflow_tracking
 from components.common.runtime import filesystem
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError, RegistryError
 from components.common.runtime.reporters import SilentReporter
 from components.evaluation.tasks.generation import Generation
@@ -148,15 +149,16 @@ def export_rows(
     exported = traffic_export.export(settings, feedback, folder, options)
     if not exported.held_back:
         shutil.rmtree(folder)
+        answers = format_count(exported.conversations, "answer goes", "answers go")
         raise InputError(
-            f"no subject is held back: all {exported.conversations} answers become training rows",
+            f"no subject is held back: {answers} into the training rows",
             hint="Increase --held-back, or wait for feedback from more subjects.",
         )
     held = map(json.loads, (folder / HELD_BACK_FILENAME).read_text(encoding="utf-8").splitlines())
     if only_sampled and not any(row["meta"].get(SAMPLED) for row in held):
         shutil.rmtree(folder)
         raise InputError(
-            "no held-back request was drawn by `tuneline traffic sample` and corrected",
+            "none of the requests from `tuneline traffic sample` is both held back and corrected",
             hint="Correct more sampled requests, pass their file with --feedback, or increase --held-back.",
         )
     cycle.update(rows=str(folder), exported=now.isoformat(), sampled=only_sampled)

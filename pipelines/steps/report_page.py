@@ -11,6 +11,7 @@ from components.common.cost.cost_rates import CostRates
 from components.common.gate_rules import describe_outcome
 from components.common.reporting import html_report
 from components.common.reporting.mlflow_tracking import flatten
+from components.common.runtime.counts import format_count
 from pipelines.steps import report_summary
 from pipelines.steps.stage_names import REPORTED_STAGES
 
@@ -162,9 +163,9 @@ def _render_training(training: Record) -> str:
         }
     )
     share = training["rows_seen"] / rows["train"] if rows["train"] else 0.0
-    text = f"Trained on {training['learned']} of {rows['train']:,} rows; training saw {min(share, 1):.0%} of them"
+    text = f"Trained on {training['learned']} of {format_count(rows['train'], 'row')}; training used {min(share, 1):.0%} of them"
     if rows["without_answer"]:
-        text += f"; {rows['without_answer']:,} more were skipped because no answer fits in the maximum length"
+        text += f"; {format_count(rows['without_answer'], 'more row was', 'more rows were')} skipped because no answer fits in the maximum length"
     text += "."
     if training["resumed_from"]:
         text += f" Training was interrupted and resumed from step {training['resumed_from']:,}."

@@ -8,6 +8,7 @@ from typing import Any
 from components.common.artifacts.artifact_folder import REWARD_MODEL
 from components.common.gate_rules import SUITE_PREFIX, describe_outcome
 from components.common.reporting.html_report import format_value
+from components.common.runtime.counts import format_count
 
 Record = Mapping[str, Any]
 
@@ -15,11 +16,10 @@ Record = Mapping[str, Any]
 def summarize(record: Record) -> list[str]:
     """Return three sentences: what was trained on what, whether it is better than the base, what was not measured."""
     training, rows = record["training"], record["training"]["rows"]["train"]
-    trained = (
-        f"Trained for {format_value(float(training['epochs']))} epochs on {rows:,} rows of {record['revision']['tag']}"
-    )
+    epochs = f"{format_value(float(training['epochs']))} {'epoch' if training['epochs'] == 1 else 'epochs'}"
+    trained = f"Trained for {epochs} on {format_count(rows, 'row')} of {record['revision']['tag']}"
     if training["rows_seen"] < rows:
-        trained += f", of which training saw {training['rows_seen']:,} ({training['rows_seen'] / rows:.0%})"
+        trained += f", of which training used {training['rows_seen']:,} ({training['rows_seen'] / rows:.0%})"
     if training["best_step"] and training["best_step"] != training["steps"]:
         trained += f"; the weights are from step {training['best_step']:,}, which has the lowest validation loss"
     missing = _list_unmeasured(record)
@@ -91,7 +91,7 @@ def list_warnings(record: Record) -> list[str]:
     if training["rows_seen"] < rows["train"]:
         share = f"{training['rows_seen'] / rows['train']:.0%}"
         warnings.append(
-            f"Training saw {share} of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows."
+            f"Training used {share} of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows."
         )
     before, after = training.get("validation_loss_before"), training["validation_loss"]
     if before is not None and after is not None and after > before:
@@ -99,11 +99,14 @@ def list_warnings(record: Record) -> list[str]:
             f"The validation loss rose from {format_value(before)} to {format_value(after)} during training."
         )
     if rows["truncated"]:
-        warnings.append(f"{rows['truncated']:,} training rows were truncated to the maximum length.")
+        warnings.append(
+            f"{format_count(rows['truncated'], 'training row was', 'training rows were')} truncated to the maximum length."
+        )
     if rows["without_answer"]:
-        warnings.append(f"{rows['without_answer']:,} rows were skipped because no answer fits in the maximum length.")
+        skipped = format_count(rows["without_answer"], "row was", "rows were")
+        warnings.append(f"{skipped} skipped because no answer fits in the maximum length.")
     if unreadable := data["rows"]["quarantined"]:
-        warnings.append(f"{unreadable:,} source records could not be read; quarantine.jsonl lists them.")
+        warnings.append(f"{format_count(unreadable, 'source record')} could not be read: see quarantine.jsonl.")
     unsearchable = [name for name, counts in data["evaluation_sets"].items() if counts["unsearchable"]]
     if unsearchable:
         warnings.append(f"Decontamination cannot search the training data for some items of {', '.join(unsearchable)}.")

@@ -102,7 +102,8 @@ def read_passages(curation: DataCurationConfig, work: Workdir, reporter: Reporte
     used = {passage.document_sha256 for passage in found.passages}
     if unused := [source.name for source in sources if source.sha256 not in used]:
         names = ", ".join(unused[:MAX_LISTED_FILES]) + (", …" if len(unused) > MAX_LISTED_FILES else "")
-        reporter.note(f"{len(unused)} of {len(sources)} files contribute no passage: {names}")
+        contribute = "contributes" if len(unused) == 1 else "contribute"
+        reporter.note(f"{len(unused)} of {len(sources)} files {contribute} no passage: {names}")
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError, InterruptedRunError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace.artifact_store import Workdir
@@ -121,7 +122,7 @@ class PreparedSynthesis:
         self.output.mkdir(parents=True, exist_ok=True)
         with Journal(self.output / answer_journal.FILENAME) as journal:
             if len(journal):
-                self.reporter.note(f"{len(journal):,} stored answers are reused")
+                self.reporter.note(f"{format_count(len(journal), 'stored answer is', 'stored answers are')} reused")
             for answer in journal:
                 self.budget.add(answer)
             yield journal
@@ -133,7 +134,7 @@ class PreparedSynthesis:
             return work.run(max_tasks)
         except TeacherBudgetReachedError as error:
             raise InterruptedRunError(
-                f"{error}; {len(journal):,} answers are stored",
+                f"{error}; {format_count(len(journal), 'answer is', 'answers are')} stored",
                 hint="Raise the limit and run the same command again to resume, or reduce --rows to match the stored "
                 "answers.",
             ) from None

@@ -243,7 +243,7 @@ def test_scores_are_cached_and_damaged_cache_is_ignored(
 
 def test_evaluation_needs_two_items(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path / "dataset", test=1)
-    with pytest.raises(InputError, match="has 1 rows with an answer"):
+    with pytest.raises(InputError, match="has 1 row with an answer"):
         evaluate(
             model_loading.open_model_artifact(tuned_artifacts[1]),
             dataset,

@@ -347,7 +347,7 @@ def test_training_logs_rewards_and_samples_and_resumes_bit_identically(
     page = (expected.path / "report.html").read_text()
     assert "Mean length of the answers." in page
     assert "validation reward of the base model" in page
-    assert "0 other rows were left out: their prompts exceed 96" in page
+    assert "0 other rows were left out, because the prompt exceeds 96" in page
     assert "(reward 0" in page
     interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed"))
     resumed, _ = tune(dataset, tiny, tmp_path / "resumed")
@@ -405,7 +405,7 @@ def test_long_prompts_are_left_out_and_counted(tiny: Path, tmp_path: Path) -> No
     rows = [build_conversation(str(i), "word " * (1 if i else 200), "It is one.") for i in range(8)]
     model, notes = tune(build_dataset(tmp_path / "data", "sft", rows), tiny, tmp_path, validation_rows=0, max_steps=2)
     assert (
-        "1 training rows are left out: their prompts are longer than 96 tokens, or their conversations do not end with a text answer"
+        "1 training row is left out, because the prompt exceeds 96 tokens or the conversation does not end with a text answer"
         in notes
     )
     assert model.manifest.summary["rows"]["train"] == 7

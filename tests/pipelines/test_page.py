@@ -53,7 +53,7 @@ def build_record(gain: list[float], **training: Any) -> dict[str, Any]:
 )
 def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None:
     assert report_summary.summarize(build_record(gain)) == [
-        "Trained for 0.5 epochs on 120 rows of dataset-v3, of which training saw 60 (50%); the weights are from step 10, "
+        "Trained for 0.5 epochs on 120 rows of dataset-v3, of which training used 60 (50%); the weights are from step 10, "
         "which has the lowest validation loss.",
         f"The candidate's loss on held-out text {comparison}.",
         "Not measured: the difference from an earlier version, because no incumbent exists.",
@@ -70,11 +70,11 @@ def test_warnings_state_what_limits_the_result() -> None:
     assert report_summary.list_warnings(limited) == [
         "The gate refused the candidate. The section Verdict lists the failed rules.",
         "The package is not proven and cannot be promoted: glibc is older than 2.35.",
-        "Training saw 50% of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows.",
+        "Training used 50% of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows.",
         "The validation loss rose from 3 to 4 during training.",
         "7 training rows were truncated to the maximum length.",
         "2 rows were skipped because no answer fits in the maximum length.",
-        "3 source records could not be read; quarantine.jsonl lists them.",
+        "3 source records could not be read: see quarantine.jsonl.",
         "Decontamination cannot search the training data for some items of arc.jsonl.",
     ]
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.data_curation.config import Fractions
 from components.data_curation.filters.reject_reasons import NEAR_DUPLICATE_ACROSS_SPLITS, Rejection
@@ -180,7 +181,8 @@ def check_not_empty(sizes: dict[str, int], clusters: int, fractions: Fractions) 
     share = getattr(fractions, name)
     needed = math.ceil(math.log(1 - FILL_PROBABILITY) / math.log(1 - share))
     raise InputError(
-        f"too few rows for the split: with {sum(sizes.values())} rows in {clusters} groups of similar rows, "
+        f"too few rows for the split: with {format_count(sum(sizes.values()), 'row')} in "
+        f"{format_count(clusters, 'group')} of similar rows, "
         f"{' and '.join(empty)} {'is' if len(empty) == 1 else 'are'} empty",
         hint=f"Add rows (about {needed} different rows are needed), or increase data_curation.fractions.{name} "
         f"({share:g}).",

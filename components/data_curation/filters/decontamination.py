@@ -25,6 +25,7 @@ from zlib import crc32
 
 from components.common import personal_data
 from components.common.row_comparison.words import WORD_PATTERN
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.config import DataCurationConfig, DecontaminationConfig
@@ -144,8 +145,8 @@ class EvaluationIndex:
         for name, counts in index.sets.items():
             if counts["unsearchable"]:
                 reporter.note(
-                    f"evaluation set {name}: {counts['unsearchable']:,} of {counts['items']:,} items cannot be found by "
-                    "their questions, which are too short, are common phrases or contain only numbers and single letters"
+                    f"evaluation set {name}: {counts['unsearchable']:,} of {format_count(counts['items'], 'item')} cannot be found by "
+                    "a question that is too short, is a common phrase or contains only numbers and single letters"
                 )
         return index
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from components.common.runtime.counts import format_count
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.filter_family import FilterFamily
 from components.data_curation.filters.measured_row import MeasuredRow
@@ -22,7 +23,7 @@ def reject_short_prompt(row: MeasuredRow, config: DataCurationConfig) -> str | N
     length = len(row.prompt.strip())
     if row.row.kind == "text" or length >= config.min_prompt_characters:
         return None
-    return f"{length} characters; expected at least {config.min_prompt_characters}"
+    return f"{format_count(length, 'character')}; expected at least {config.min_prompt_characters}"
 
 
 @SIZE_FILTERS.register("empty_text")
@@ -54,7 +55,7 @@ def reject_short_answer(row: MeasuredRow, config: DataCurationConfig) -> str | N
 def _check_minimum(row: MeasuredRow, config: DataCurationConfig) -> str | None:
     shortest = min(len(answer.strip()) for answer in row.answers)
     minimum = config.min_answer_characters
-    return f"{shortest} characters; expected at least {minimum}" if shortest < minimum else None
+    return f"{format_count(shortest, 'character')}; expected at least {minimum}" if shortest < minimum else None
 
 
 @SIZE_FILTERS.register("no_preference")

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.evaluation.task_interface import Decoding, Engine, Item, Metric, Sampling, Scores, TaskContext
 from components.evaluation.tasks import item_encoding
@@ -82,7 +83,7 @@ class Task(ABC, Generic[S]):
         items = sorted(self.build_items(context), key=lambda item: item.id)[: self.settings.max_items]
         if len(items) < self.min_items:
             raise InputError(
-                f"the task has {len(items)} items; expected at least {self.min_items}",
+                f"the task has {format_count(len(items), 'item')}; expected at least {self.min_items}",
                 hint="Add rows, or remove the task.",
             )
         return items

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from components.common.models import chat_templates, conversation_rows
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.evaluation.task_interface import (
     HARM_NATS,
@@ -102,13 +103,12 @@ class HeldOutTask(Task[HeldOut]):
                 request = {"ids": ids, "answer": answer_mask, "prompt": prompt_ids}
                 source = record.get_optional("source")
                 items.append(Item(record.id, prompt, reference, source, str(category), len(ids), request))
-        if len(items) < len(rows):
-            context.reporter.note(
-                f"{len(rows) - len(items)} of {len(rows)} test rows have no answer within {context.max_length} tokens"
-            )
+        if left_out := len(rows) - len(items):
+            have = f"of {len(rows)} test rows {'has' if left_out == 1 else 'have'}"
+            context.reporter.note(f"{left_out} {have} no answer within {context.max_length} tokens")
         if len(items) < 2:
             raise InputError(
-                f"the test split of {dataset.path} has {len(items)} rows with an answer; expected at least 2",
+                f"the test split of {dataset.path} has {format_count(len(items), 'row')} with an answer; expected at least 2",
                 hint="Increase the number of rows, the test fraction or evaluation.max_length.",
             )
         return items

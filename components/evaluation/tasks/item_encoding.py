@@ -215,7 +215,8 @@ def fit_prompts(
     check_prompt_room(limit, new_tokens, setting)
     longest = limit - new_tokens
     if truncated := sum(len(ids) > longest for ids in prompts):
-        reporter.note(f"{truncated} of {len(prompts)} prompts exceed {longest} tokens and are truncated on the left")
+        was = "was" if truncated == 1 else "were"
+        reporter.note(f"{truncated} of {len(prompts)} prompts {was} truncated on the left to {longest} tokens")
     return [list(ids[-longest:]) for ids in prompts]
 
 

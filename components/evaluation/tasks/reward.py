@@ -62,9 +62,8 @@ class RewardTask(PairTask[Reward]):
         conversations = [[*each.prompt_ids, *each.answer_ids] for each in completions]
         limit = engine.max_input_tokens
         if limit and (cut := sum(len(ids) > limit for ids in conversations)):
-            context.reporter.note(
-                f"{cut} of {len(conversations)} conversations exceed {limit} tokens and are truncated"
-            )
+            was = "was" if cut == 1 else "were"
+            context.reporter.note(f"{cut} of {len(conversations)} conversations {was} truncated to {limit} tokens")
         rewards = engine.compute_rewards([ids[:limit] for ids in conversations], context.reporter)
         margins = preference.subtract_rejected(rewards)
         return Scores(

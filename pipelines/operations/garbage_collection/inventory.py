@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from components.common.runtime import filesystem
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import TunelineError, UsageError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store, job_folders, liveness
@@ -182,7 +183,7 @@ def check_registry(request: CollectionRequest, items: Collection[StoredItem]) ->
         return
     store = artifact_store.describe_store(request.workdir.store)
     raise RegistryMissingError(
-        f"the registry contains no model version, but the store {store} holds {count} artifacts",
+        f"the registry contains no model version, but the store {store} holds {format_count(count, 'artifact')}",
         hint="Set the registry with --tracking-uri or MLFLOW_TRACKING_URI, or add --no-registry if no registry"
         " references this store.",
     )
@@ -203,7 +204,7 @@ def check_repository(request: CollectionRequest, items: Collection[StoredItem]) 
     if datasets and data.is_missing(request.versioning, workdir=root):
         address = data.get_address(request.versioning, workdir=root)
         raise RepositoryMissingError(
-            f"the data repository {address} does not exist, but the store {store} holds {datasets} datasets",
+            f"the data repository {address} does not exist, but the store {store} holds {format_count(datasets, 'dataset')}",
             hint=f"Mount the repository, or {REPOSITORY_HINT}; if no dataset was published, add --no-repository.",
         )
     uris = {uri for item in items for uri in item.revisions}

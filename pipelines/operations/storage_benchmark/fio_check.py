@@ -11,6 +11,7 @@ import subprocess
 from dataclasses import replace
 
 from components.common.runtime import process_control
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EngineMissingError, TunelineError, UsageError
 from pipelines.operations.storage_benchmark.phases import (
     Benchmark,
@@ -60,7 +61,7 @@ def measure_with_fio(benchmark: Benchmark, accelerators: int) -> Json:
         TunelineError: fio failed.
     """
     workload = replace(benchmark.plan.workload, read_threads=0)
-    benchmark.reporter.step(f"comparing {accelerators} accelerators with fio")
+    benchmark.reporter.step(f"comparing {format_count(accelerators, 'accelerator')} with fio")
     own = summarize_training(workload, benchmark.run(build_training_tasks(benchmark, workload, accelerators)).ranks)
     group = benchmark.group
     jobs = len(range(group.rank, accelerators, group.hosts))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from components.common.runtime.reporters import Reporter
 from pipelines.operations.storage_benchmark.host_group import HostGroup
@@ -197,7 +198,7 @@ def summarize_training(workload: Workload, ranks: list[Json]) -> Json:
 def measure_training(benchmark: Benchmark, accelerators: int) -> Json:
     """Emulate a number of accelerators; see `summarize_training`."""
     workload = benchmark.plan.workload
-    benchmark.reporter.step(f"training on {accelerators} accelerators")
+    benchmark.reporter.step(f"training on {format_count(accelerators, 'accelerator')}")
     result = benchmark.run(build_training_tasks(benchmark, workload, accelerators))
     return {**summarize_training(workload, result.ranks), "cpu_busy": round(result.cpu_busy, 3)}
 

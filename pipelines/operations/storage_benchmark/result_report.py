@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common.reporting import html_report
+from components.common.runtime.counts import format_count
 from pipelines.operations.storage_benchmark.phases import ASSUMED_BYTES_PER_SECOND, BenchmarkPlan
 
 Json = Mapping[str, Any]
@@ -51,7 +52,7 @@ def format_benchmark(result: Json) -> list[str]:
         if workload["ignored"]:
             lines.append(f"ignored      {', '.join(workload['ignored'])}")
         lines += [
-            f"training     {run['accelerators']} accelerators: utilization {run['utilization']:.1%} "
+            f"training     {format_count(run['accelerators'], 'accelerator')}: utilization {run['utilization']:.1%} "
             f"({'pass' if run['passes'] else 'fail'}), {format_bytes(run['read_bytes_per_second'], '/s')} read"
             for run in training["runs"]
         ]
@@ -78,17 +79,17 @@ def describe_phases(result: Json) -> dict[str, str]:
         if phase := result[name]:
             host = {True: ", on another host", False: ", on the same host"}.get(phase.get("other_host"), "")
             texts[LABELS[name]] = (
-                f"{format_bytes(phase['bytes'])} {'read' if way == 'read' else 'written and flushed'} by {phase['ranks']} "
-                f"ranks in {phase['seconds']:g} s: {format_bytes(phase[f'{way}_bytes_per_second'], '/s')}{host}"
+                f"{format_bytes(phase['bytes'])} {'read' if way == 'read' else 'written and flushed'} by "
+                f"{format_count(phase['ranks'], 'rank')} in {phase['seconds']:g} s: {format_bytes(phase[f'{way}_bytes_per_second'], '/s')}{host}"
             )
     if small := result["small_files"]:
         texts["small files"] = (
-            f"{small['readers']} readers: {small['files_read_per_second']:,g} files/s read, "
+            f"{format_count(small['readers'], 'reader')}: {small['files_read_per_second']:,g} files/s read, "
             f"{small['files_written_per_second']:,g} files/s written and flushed"
         )
     if mix := result["mix"]:
         texts["all phases"] = (
-            f"{mix['accelerators']} accelerators: utilization {mix['utilization']:.1%}; checkpoints written at "
+            f"{format_count(mix['accelerators'], 'accelerator')}: utilization {mix['utilization']:.1%}; checkpoints written at "
             f"{format_bytes(mix['checkpoint_write_bytes_per_second'], '/s')}; {mix['files_read_per_second']:,g} files/s read"
         )
     return texts

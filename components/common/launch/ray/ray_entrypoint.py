@@ -39,6 +39,7 @@ from components.common.launch import (
 )
 from components.common.launch.launcher_settings import LauncherSettings, load_settings
 from components.common.runtime import filesystem, process_control
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -195,7 +196,7 @@ def _run_attempts(job: _Job) -> int:
                 restarts = 0
             limit = job.settings.resumes
             if restarts >= limit:
-                raise JobEndedError(f"{lost}, after {restarts} restarts", hint=RESUME_HINT) from None
+                raise JobEndedError(f"{lost}, after {format_count(restarts, 'restart')}", hint=RESUME_HINT) from None
             artifact_folder.write_atomically(job.folder / RESTARTS_FILENAME, json.dumps(restarts + 1))
             job.note(f"{lost}; restarting from the last checkpoint, restart {restarts + 1} of {limit}")
 
@@ -293,7 +294,7 @@ def _wait_for_nodes(job: _Job, is_ready: Callable[[], bool], bundle: dict[str, f
 
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
     count, limit = job.command.nodes, job.settings.ray.wait_seconds
-    demand = f"{count} free node{'s' if count > 1 else ''} with {amounts} each"
+    demand = f"{format_count(count, 'free node')} with {amounts} each"
     started_at, is_noted = time.monotonic(), False
     while not is_ready():
         waited = time.monotonic() - started_at
