@@ -17,11 +17,11 @@ HEAD = """# Serving, measured
 
 `benchmarks/serving.py` writes this page. It compares a tuneline package, the same package with one slot (no batching) and, on request, vLLM
 behind a Python model of the benchmark, alternately in the same Triton server binary. The model is `{model}` ({parameters:.0f}M parameters) in
-float32, with {threads} thread(s) per engine. {texts} prompts have about {lengths} tokens; every answer has {max_tokens} tokens, greedy and
+float32, threads per engine: {threads}. {texts} prompts have about {lengths} tokens; every answer has {max_tokens} tokens, greedy and
 streamed. The load client runs on the same machine.
 """
 
-MEASURES = """- **clients**: each sends {requests} requests, one after the other (each text at least once). Medians of {rounds} round(s)
+MEASURES = """- **clients**: each sends {requests} requests, one after the other (each text at least once). The figures are medians; rounds: {rounds}
 - **first token**, **per token**, **answer**: milliseconds to the first piece, between later pieces, and to the end; percentiles over all
   requests of a round
 - **CPU**: cores used by the server with its models; **client's CPU**: cores used by the load client

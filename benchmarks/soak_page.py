@@ -15,7 +15,7 @@ WINDOW = 300.0  # seconds at the beginning and at the end that are compared
 HEAD = """# An hour of load
 
 `make soak` writes this page. It serves a package with the gateway and Triton under moderate load, and samples every {every:g} s the memory of the
-gateway, the server and each model's process. The model is `{model}` ({parameters:.0f}M parameters, float32, {threads} thread(s)).
+gateway, the server and each model's process. The model is `{model}` ({parameters:.0f}M parameters, float32, threads: {threads}).
 
 The official OpenAI client with an API key sends {rate:g} requests per second on average (a Poisson process, seed {seed}) for {minutes:g} minutes,
 as many as one every {seconds:.0f} seconds in a day. They are completions and chats, whole or streamed. Some are sampled with a seed, some are constrained

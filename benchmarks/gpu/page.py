@@ -26,7 +26,7 @@ HEAD = """# One NVIDIA GPU, measured
 `make bench-gpu` measures training, serving and scoring on one NVIDIA GPU and writes this page; it needs the packages that
 `benchmarks/gpu/__main__.py` lists and downloads nothing. The model has the shape of Llama 3 8B (`1b`: Llama 3.2 1B) and
 random weights, which cost the same as trained ones. Texts are the documentation of Python's standard library: rows of
-{mean:.0f} tokens on average in the packed cases, and answers joined to rows of full length in the others. LoRA has rank 16
+{mean:.0f} tokens on average in the packed cases, and answers concatenated into full-length rows in the others. LoRA has rank 16
 on all linear layers, without dropout, in bfloat16.
 
 Tokens are those of the rows, without padding. Rates cover the steps after the first {warmup}: for tuneline their mean,
@@ -196,7 +196,7 @@ def _describe_serving(results: Results) -> str:
         f"without Triton. The cache holds {serving['cache_tokens']:,} tokens, half of the "
         f"{serving['free_bytes_before'] / GB:.0f} GB that the weights leave free.\n\n"
         + table_of(["clients", "tokens/s", "÷ generate", "GPU use", "sampled tokens/s"], rows)
-        + "\nSampled: temperature 0.7 and top_p 0.9, a separate seed per request. In these runs, the CPU listed the positions of cached\n"
+        + '\nThe column "sampled tokens/s" uses temperature 0.7, top_p 0.9 and a separate seed per request. In these runs, the CPU listed the positions of cached\n'
         "tokens between steps, which took 2 of 14 ms with 16 clients and 6 of 26 ms with 64. Now numpy computes them: for 64\n"
         "requests of 2,000 tokens, in 0.5 ms instead of 31 ms on one core of another machine.\n"
     )

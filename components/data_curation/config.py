@@ -62,14 +62,14 @@ class DecontaminationConfig(_Section):
     shortest: int = Field(
         8,
         ge=4,
-        description="Minimum length in words of a text that is shorter than `ngram` and is searched for as a whole. Shorter "
-        "texts are skipped, except for questions.",
+        description="Minimum length in words of an item text. Texts from this length up to `ngram` are searched for as a "
+        "whole. Shorter texts are skipped, except for questions.",
     )
     shortest_question: int = Field(
         4,
         ge=2,
-        description="Minimum length in words of a question that is shorter than `shortest` and is searched for as a whole "
-        "sentence, line or labelled part of a row. Shorter questions are skipped.",
+        description="Minimum length in words of a question. Questions from this length up to `shortest` match only a whole "
+        "sentence, line or labelled part of a row.",
     )
     min_overlap: Share = Field(
         0.0,

@@ -109,8 +109,8 @@ class EvaluationConfig(BaseModel):
         0,
         ge=0,
         exclude_if=operator.not_,
-        description="Repetition of the evaluation. A new number measures all models again, without the scores of earlier "
-        "evaluations, and gives the evaluation a new digest. Raise it to renew an evaluation that is older than "
+        description="Repetition of the evaluation. With a new number, all models are measured again, without the scores of "
+        "earlier evaluations, and the evaluation has a new digest. Raise it to renew an evaluation that is older than "
         "max_evaluation_age_days of the release policy.",
     )
     gate: list[Rule] = Field(

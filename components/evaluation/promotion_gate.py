@@ -233,8 +233,8 @@ def _evaluate_harmed_share(rule: Rule, result: TaskResult, metric: str) -> RuleR
     _, bound = significance.compute_clopper_pearson_bounds(flags, rule.confidence)
     p_value = significance.compute_binomial_p_value(harmed, items, limit)
     measured = (
-        f"{rule.metric} of {harmed} of {items} items is worse than {ROLE_LABELS[str(rule.against)]} by more than"
-        f" {harm:g} (at most {bound:.1%} of all items with {rule.confidence:.0%} confidence)"
+        f"{rule.metric} is worse than {ROLE_LABELS[str(rule.against)]} by more than {harm:g} on {harmed} of {items} items"
+        f" (at most {bound:.1%} of all items with {rule.confidence:.0%} confidence)"
     )
     passed = significance.is_within_level(p_value, rule.confidence)
     reason = f"{measured}{', as the rule allows' if passed else '; the rule allows'}"
@@ -262,11 +262,14 @@ def _evaluate_excess(
     refused = next(
         (n for n in range(items + 1) if compute_excess_p_value(n, *counts[1:]) < 1 - rule.confidence), items + 1
     )
-    verdict = f"not significantly more often; {refused} items would be" if passed else "significantly more often"
+    significant_from = (
+        f"; it would be significant from {format_count(refused, 'worse item')} on" if refused <= items else ""
+    )
+    verdict = f"not significant{significant_from}" if passed else "significant"
     reason = (
-        f"{rule.metric} of {worse} of {items} items is worse than {ROLE_LABELS[against]}, and {control} of "
-        f"{control_worse} of {control_items} control items: {verdict} (p {p_value:.2g}; the rule requires p of at "
-        f"least {1 - rule.confidence:.2g})."
+        f"{rule.metric} is worse than {ROLE_LABELS[against]} on {worse} of {items} items, and {control} on "
+        f"{control_worse} of {control_items} control items; the difference is {verdict} (p {p_value:.2g}; the rule requires p of "
+        f"at least {1 - rule.confidence:.2g})."
     )
     return RuleResult(rule, passed, reason, p_value=p_value, detectable=refused / items, harmed_items=worse)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.gate_rules import LIMIT_KEYS
 from components.common.reporting import html_report
+from components.common.runtime.counts import format_count
 from components.evaluation.evaluation_result import UNCHANGED, UNCHANGED_REASON, JSONObject
 from components.evaluation.promotion_gate import RuleResult
 from components.evaluation.task_results import ROLES, TaskResult
@@ -67,7 +68,7 @@ def render_page(
             ["kind", "digest", "location"], [[i.kind, i.content_sha256, i.uri] for i in inputs]
         ),
     }
-    tasks = f"{len(results)} {'task' if len(results) == 1 else 'tasks'}"
+    tasks = format_count(len(results), "task")
     return html_report.render_page("Evaluation", f"{content['verdict']}: {items:,} items of {tasks}", sections)
 
 
@@ -227,7 +228,7 @@ def _render_worst_items(name: str, result: TaskResult) -> str:
     cards = ""
     for loss, index in losses[:MAX_SHOWN_ITEMS]:
         item = result.items[index]
-        texts = {f"reference of {name}, {item.id[:12]} (worse by {loss:.3g})": item.reference}
+        texts = {f"reference answer, {name} item {item.id[:12]} (candidate worse by {loss:.3g})": item.reference}
         for role in ROLES:
             if values := result.get_values(role, metric):
                 answers = result.scores[role].answers

@@ -354,8 +354,8 @@ class GrpoConfig(Section):
     answers_per_prompt: int = Field(
         8,
         ge=2,
-        description="Answers to each prompt, which are compared with one another. More answers give a better estimate, "
-        "and take proportionally longer.",
+        description="Number of answers to each prompt, which are compared with one another. More answers give a better "
+        "estimate, and take proportionally longer.",
     )
     max_answer_tokens: int = Field(
         256,
@@ -661,8 +661,8 @@ class FineTuningConfig(Section):
         128,
         ge=0,
         description="Number of validation rows whose loss is measured at every checkpoint; the first rows are used. "
-        "grpo and rloo answer them, and its validation loss is 1 − the mean reward. The checkpoint with the lowest loss is the "
-        "result. 0: the last checkpoint is the result.",
+        "With grpo and rloo, the model answers these rows, and the validation loss is 1 − the mean reward. The checkpoint with "
+        "the lowest loss is the result. 0: the last checkpoint is the result.",
     )
     sample_prompts: list[str] = Field(
         [],

@@ -294,7 +294,7 @@ def _check_rule(content: Json, wanted: Json, min_items: int | None, tasks: Mappi
             return problem
     found = [rule for rule in rules if rule_strictness.is_as_strict(rule, wanted, kind)]
     if not found:
-        return f"{source} requires a rule as strict as {describe_rule(wanted)}; its evaluation has none"
+        return f"{source} requires a rule as strict as {describe_rule(wanted)}; its evaluation does not include one"
     if wanted.get("slices"):
         # More items per slice exclude slices; fewer items add slices to the correction.
         own, needed = own_min_items or rule_strictness.MIN_ITEMS, min_items or rule_strictness.MIN_ITEMS

@@ -54,7 +54,7 @@ class HardwareSigner(Signer):  # type: ignore[misc]
         """Sign a payload in the module, and return the signature in DER format.
 
         Raises:
-            EngineMissingError: the module does not sign with the key.
+            EngineMissingError: the module cannot sign with the key.
         """
         hashing = Hash(self._hash)
         hashing.update(payload)
@@ -62,7 +62,7 @@ class HardwareSigner(Signer):  # type: ignore[misc]
             raw = self._key.sign(hashing.finalize(), mechanism=pkcs11.Mechanism.ECDSA)
         except pkcs11.PKCS11Error as error:
             raise EngineMissingError(
-                f"the HSM does not sign: {_describe(error)}", hint="Check the token, and the attributes of its key."
+                f"the HSM cannot sign: {_describe(error)}", hint="Check the token, and the attributes of its key."
             ) from None
         return Signature(self._public_key.keyid, encode_ecdsa_signature(raw).hex())
 

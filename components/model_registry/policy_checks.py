@@ -105,7 +105,7 @@ def list_suite_objections(content: Json, source: str) -> list[str]:
     source = f"the regression suite ({source})"
     measured = content.get("measured", {"tasks": {}})["tasks"]
     if missing := [name for name in regression_suite.TASKS if name not in measured]:
-        return [f"{source} requires task {missing[0]}; its evaluation has none"]
+        return [f"{source} requires task {missing[0]}; its evaluation does not include one"]
     rules = [rule.model_dump() for rule in regression_suite.build_rules()]
     return evidence.compare_rules(content, rules, None, regression_suite.describe_tasks(), source)
 
@@ -127,7 +127,7 @@ def _check_task(task: RequiredTask, content: Json, title: str) -> str:
     """Return the objection to an evaluation without the task, or with other data."""
     measured, name = content["measured"], task.name
     if name not in measured["tasks"] or name not in content["tasks"]:
-        return f"{title} requires task {name}; its evaluation has none"
+        return f"{title} requires task {name}; its evaluation does not include one"
     kind, items = measured["tasks"][name], content["tasks"][name]
     if task.kind not in (None, kind):
         return f"{title} requires task {name} of kind {task.kind}; its evaluation measured kind {kind}"

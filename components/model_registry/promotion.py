@@ -274,7 +274,8 @@ def _find_rollback_target(
     usable = [version for version in candidates if version in existing and version != str(current.version)]
     if not usable:
         raise RegistryError(
-            f"no version that had the alias {alias} of {name} before version {current.version} exists",
+            f"{name} has no version to roll back to: no existing version had the alias {alias} before version "
+            f"{current.version}",
             hint="Promote another version.",
         )
     for version in candidates[candidates.index(usable[-1]) + 1 :]:

@@ -84,7 +84,7 @@ def load_signing_key() -> SigningKey | None:
         if not is_supported(certified) or compute_key_id(certified) != key_id:
             raise ConfigurationError(
                 f"{CERTIFICATES_VARIABLE}: the first certificate in {chain} is not for the key in {reference}",
-                hint="Put the certificate of the signing key first, then the intermediate authorities.",
+                hint=f"Set {CERTIFICATES_VARIABLE} to a PEM file with the signing certificate, followed by the intermediate certificates.",
             )
         certificates = Path(chain).read_text(encoding="ascii")
     return SigningKey(signer, public, key_id, certificates)

@@ -167,6 +167,6 @@ def _describe(error: Exception) -> str:
 
 def _service_error(problem: str) -> EngineMissingError:
     return EngineMissingError(
-        f"the Sigstore in {os.environ.get(SIGSTORE_VARIABLE)} does not sign: {problem}",
+        f"the Sigstore in {os.environ.get(SIGSTORE_VARIABLE)} cannot sign: {problem}",
         hint="Check the services and the token, and run the same command again.",
     )

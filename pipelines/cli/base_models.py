@@ -39,7 +39,9 @@ def models_import(
     ],
     accept_license: Annotated[
         bool,
-        typer.Option("--accept-license", help="Accept the model's licence, if required; user and time are recorded."),
+        typer.Option(
+            "--accept-license", help="Accept the model's licence, if required; the user and the time are recorded."
+        ),
     ] = False,
     by: Annotated[
         str, typer.Option("--by", help="User who accepts the licence. Default: the user of this process.")

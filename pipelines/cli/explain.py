@@ -36,7 +36,14 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGES_HINT = 'Specify a JSON list such as [{"role": "user", "content": "…"}] that ends with a user turn.'
 PAGE_FILENAME, RESULT_FILENAME = "explanation.html", "explanation.json"
 SHOWN_WORDS, SHOWN_CHARACTERS = 12, 70
-ROW_COLUMNS = ("training row", "score", "share of random rows scoring as high", "shared words", "source", "text")
+ROW_COLUMNS = (
+    "training row",
+    "score",
+    "share of random rows with at least this score",
+    "shared words",
+    "source",
+    "text",
+)
 
 
 @app.command()

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 def reproduce(
     reference: ReferenceArgument,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and the differences of this environment; run nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan and the differences between this environment and the recorded one; run nothing.",
+        ),
     ] = False,
     from_revision: Annotated[
         bool,

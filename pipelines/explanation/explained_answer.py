@@ -92,7 +92,7 @@ def build_answer(
     length = len(encoded.prompt_ids) + len(encoded.answer_ids)
     if limit is not None and length > limit:
         raise InputError(
-            f"prompt and answer have {length:,} tokens; the model's context has {limit:,}",
+            f"the prompt and the answer have {length:,} tokens; the model's context has {limit:,}",
             hint="Shorten the answer, or remove earlier turns of the conversation.",
         )
     return answer

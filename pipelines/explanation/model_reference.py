@@ -155,7 +155,7 @@ def open_training_data(dataset: str, model: LoadableModel, version: RegisteredMo
     if recorded is None:
         raise InputError(
             f"the model {model.sha256[:12]} records no training dataset",
-            hint="A base model has none. Specify the folder of a dataset with --training-data.",
+            hint="A base model has no training dataset. Specify the folder of a dataset with --training-data.",
         )
     folder = training_lineage.find_folder(recorded, version.store_uri if version else "")
     if folder is None:

@@ -25,7 +25,7 @@ DELETION = (
 )
 ROWS_SHOW = (
     "A training step on one of these rows raises the probability of the answer; an effect that several rows share is "
-    "divided among them. Share of random rows as high: the share of random training rows with at least this score."
+    "divided among them."
 )
 ROWS_LIMITS = (
     "Not shown: whether a row caused the answer, which only retraining without the row can show; the base model's prior "
@@ -140,7 +140,7 @@ def _render_rows(explanation: Explanation) -> str:
                 f"{origin}, row {described['id']}" + (" (its subject was erased)" if described["erased"] else ""),
             )
         )
-    head = ("row", "score", "share of random rows as high", "shared words", "source")
+    head = ("row", "score", "share of random rows with at least this score", "shared words", "source")
     agreement = (
         "" if influence.agreement is None else f" Rank correlation with the shared words: {influence.agreement:.2f}."
     )

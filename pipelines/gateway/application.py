@@ -448,7 +448,9 @@ async def read_body(gateway: Gateway, request: Request) -> bytes:
                 if len(body) > gateway.max_body_bytes:
                     raise too_large
     except TimeoutError:
-        raise RequestError(408, f"the body did not arrive in {BODY_SECONDS:.0f} seconds", code="timeout") from None
+        raise RequestError(
+            408, f"the request body did not arrive within {BODY_SECONDS:.0f} seconds", code="timeout"
+        ) from None
     return bytes(body)
 
 

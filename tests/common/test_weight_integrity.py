@@ -140,7 +140,7 @@ def test_unusable_files_are_refused_before_they_are_loaded(
         ),
         (
             lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}),
-            "mis-shaped: model.norm.weight ([3]; expected [64])",
+            "wrong shape: model.norm.weight ([3]; expected [64])",
         ),
         (
             lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers" in name],
@@ -196,7 +196,9 @@ def test_missing_expert_is_an_error_of_the_model(folder: Path) -> None:
     base = model_loading.resolve_base_model(str(folder))
     model_loading.check_base_model(base)
     edit_tensors(folder, lambda tensors: tensors.pop("model.layers.0.block_sparse_moe.experts.1.w1.weight"))
-    with pytest.raises(ConfigurationError, match="a tensor of an expert is missing, unexpected or mis-shaped"):
+    with pytest.raises(
+        ConfigurationError, match="a tensor of an expert is missing or unexpected, or has the wrong shape"
+    ):
         model_loading.check_base_model(base)
 
 

@@ -202,7 +202,7 @@ def test_job_waits_for_drained_nodes_and_resumes_after_scancel(
         job_command.cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=maintenance")
     child = job_command.start()
     job = job_command.wait_for_job()
-    wait_until(lambda: f"Slurm job {job} waits: PENDING (" in job_command.read_notes(), 300)
+    wait_until(lambda: f"Slurm job {job} is waiting: PENDING (" in job_command.read_notes(), 300)
     for node in ("n1", "n2"):
         job_command.cluster.resume_node(node)
     job_command.wait_for_step(10)

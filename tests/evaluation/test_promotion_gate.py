@@ -349,7 +349,7 @@ def test_harmed_items_are_limited_although_the_mean_is_better() -> None:
     assert evaluate_rule(task, Rule(against="base", min_gain=0.0)).passed
     assert not result.passed
     assert result.reason == (
-        "held_out.loss of 9 of 240 items is worse than the base by more than 1 (at most 6.5% of all items with 95% "
+        "held_out.loss is worse than the base by more than 1 on 9 of 240 items (at most 6.5% of all items with 95% "
         "confidence); the rule allows 5.0%."
     )
     assert evaluate_rule(task, rule.model_copy(update={"harm": 2.5})).passed

@@ -481,7 +481,7 @@ def test_incomplete_weights_stop_the_sharded_loading(
     with pytest.raises(TunelineError) as error:
         tune(dataset, broken, tmp_path / "model", processes=2, strategy="fsdp2")
     assert "missing: model.norm.weight" in error.value.message
-    assert "mis-shaped: model.layers.0.mlp.up_proj.weight" in error.value.message  # with the shapes of a shard
+    assert "wrong shape: model.layers.0.mlp.up_proj.weight" in error.value.message  # with the shapes of a shard
     assert error.value.exit_code == ConfigurationError.exit_code
 
 

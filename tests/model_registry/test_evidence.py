@@ -469,7 +469,7 @@ def test_rules_weaker_than_required_are_refused(candidate: Candidate) -> None:
     found = candidate.list_objections(Requirements(rules=[RULE, strict], min_items=5))
     assert found == [
         "its evaluation measured held_out.loss on 4 items; the configuration requires 5",
-        "the configuration requires a rule as strict as metric: held_out.loss, against: base, min_gain: 0.5, confidence: 0.95; its evaluation has none",
+        "the configuration requires a rule as strict as metric: held_out.loss, against: base, min_gain: 0.5, confidence: 0.95; its evaluation does not include one",
     ]
     assert candidate.list_objections(Requirements(rules=[RULE], min_items=4)) == []
 

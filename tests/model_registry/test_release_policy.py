@@ -83,7 +83,7 @@ def test_stricter_evaluation_meets_the_policy(policy: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("policy", "objection"),
     [
-        ({"tasks": [{"name": "ifeval"}]}, "policy entry 7 requires task ifeval; its evaluation has none"),
+        ({"tasks": [{"name": "ifeval"}]}, "policy entry 7 requires task ifeval; its evaluation does not include one"),
         (
             {"tasks": [{"name": "gsm8k", "kind": "lm_eval"}]},
             "policy entry 7 requires task gsm8k of kind lm_eval; its evaluation measured kind generation",
@@ -107,7 +107,7 @@ def test_stricter_evaluation_meets_the_policy(policy: dict[str, Any]) -> None:
         (
             {"rules": [{"against": "incumbent", "min_gain": 0.0}]},
             "policy entry 7 requires a rule as strict as metric: held_out.loss, against: incumbent, min_gain: 0.0, "
-            "confidence: 0.95; its evaluation has none",
+            "confidence: 0.95; its evaluation does not include one",
         ),
         (
             {"rules": [{"max_loss": 0.3, "slices": ["source"]}], "slice_min_items": 20},
@@ -144,13 +144,13 @@ def test_default_evaluation_contains_the_suite() -> None:
 
 def test_evaluation_without_the_suite_is_refused() -> None:
     assert check_suite(CONTENT) == [
-        "the regression suite (policy entry 7) requires task suite_instructions; its evaluation has none"
+        "the regression suite (policy entry 7) requires task suite_instructions; its evaluation does not include one"
     ]
 
 
 def test_evaluation_of_an_earlier_version_has_no_suite() -> None:
     (objection,) = policy_checks.list_suite_objections({"tasks": {}}, "automatic promotion")
-    assert objection.endswith("requires task suite_instructions; its evaluation has none")
+    assert objection.endswith("requires task suite_instructions; its evaluation does not include one")
 
 
 def test_other_items_of_the_suite_are_refused() -> None:
@@ -260,7 +260,7 @@ def test_policy_is_enforced_by_promotion_rollback_deployment_and_audit(versions:
     for version in ("1", "2"):
         promote(NAME, version, reporter=QUIET)
     number = promotion_policy.set_policy(versions, NAME, UNMEASURED, "admin").number
-    objection = f"policy entry {number} requires task gsm8k; its evaluation has none"
+    objection = f"policy entry {number} requires task gsm8k; its evaluation does not include one"
     with pytest.raises(RegistryError, match=objection) as refused:
         promote(NAME, "3", reporter=QUIET)
     assert refused.value.hint.startswith(
@@ -270,7 +270,7 @@ def test_policy_is_enforced_by_promotion_rollback_deployment_and_audit(versions:
         rollback(NAME, reporter=QUIET)
     second = versions.get_model_version(NAME, "2").tags["tuneline.model_sha256"]
     config = ModelRegistryConfig(name=NAME)
-    suite = r"the regression suite \(automatic promotion\) requires task suite_instructions; its evaluation has none"
+    suite = r"the regression suite \(automatic promotion\) requires task suite_instructions; its evaluation does not include one"
     with pytest.raises(RegistryError, match=f"{suite} and {objection}|{objection} and {suite}"):
         auto_promote(config, "3", incumbent_sha256=second, reporter=QUIET)
     assert servable_versions.list_serving_objections(NAME, "2", "champion") == [objection]
@@ -568,7 +568,7 @@ def test_run_reports_before_training_what_the_policy_refuses(versions: Any, tmp_
         f"the model will not be promoted: policy entry {number} requires 30 items of task held_out; its evaluation "
         "measured 20",
         f"the model will not be promoted: policy entry {number} requires a rule as strict as metric: gsm8k.exact_match, "
-        "against: base, max_loss: 0.01, confidence: 0.95; its evaluation has none",
+        "against: base, max_loss: 0.01, confidence: 0.95; its evaluation does not include one",
     ]
     config.model_registry.auto_promote = True
     with pytest.raises(
@@ -589,7 +589,9 @@ def test_run_is_compared_with_the_calibration_that_the_policy_requires(versions:
         return policy_preflight.list_objections(config, None, [])
 
     (objection,) = check()
-    assert objection.endswith("requires a kappa_bound above 0.6 of the judge in task judge; its evaluation has none")
+    assert objection.endswith(
+        "requires a kappa_bound above 0.6 of the judge in task judge; its evaluation does not include one"
+    )
     assert check(calibration=str(ROOT / "README.md")) == []  # what the judge reaches is unknown before the evaluation
 
 

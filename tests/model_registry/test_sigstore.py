@@ -279,7 +279,7 @@ def test_signatures_of_two_identities_are_refused(
 def test_expired_certificate_does_not_sign(site: SigstoreSite, tmp_path: Path) -> None:
     """The log dates the entry after the end of the certificate."""
     site.certificate_age = timedelta(hours=1)
-    with pytest.raises(EngineMissingError, match=r"does not sign: (ExpiredCertificate|its answer does not verify)"):
+    with pytest.raises(EngineMissingError, match=r"cannot sign: (ExpiredCertificate|its answer does not verify)"):
         sign_model(tmp_path)
 
 
@@ -384,17 +384,17 @@ def test_token_of_another_account_is_reported_before_training(site: SigstoreSite
 def test_token_that_the_site_did_not_issue_is_reported(site: SigstoreSite, tmp_path: Path) -> None:
     (tmp_path / "site" / "token").write_text(SigstoreSite().build_token())
     with pytest.raises(
-        EngineMissingError, match=r"does not sign: status 401 from .*signingCert: .*the token is not valid"
+        EngineMissingError, match=r"cannot sign: status 401 from .*signingCert: .*the token is not valid"
     ):
         check_before_training()
 
 
 def test_failing_services_are_reported(site: SigstoreSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site.failing = "/api/v1/log/entries"
-    with pytest.raises(EngineMissingError, match=r"does not sign: status 500 from .*log/entries: .*out of order"):
+    with pytest.raises(EngineMissingError, match=r"cannot sign: status 500 from .*log/entries: .*out of order"):
         sign_model(tmp_path)
     site.failing = "/api/v2/signingCert"
-    with pytest.raises(EngineMissingError, match=r"does not sign: status 500 from .*signingCert"):
+    with pytest.raises(EngineMissingError, match=r"cannot sign: status 500 from .*signingCert"):
         check_before_training()
     config = tmp_path / "site" / "sigstore.json"
     config.write_text(config.read_text().replace(site.url, "http://127.0.0.1:1"))
@@ -466,7 +466,7 @@ def test_version_signed_by_an_identity_verifies_from_its_bundle(
     services.failing = "/api/v1/log/entries"  # the intent cannot be signed
     own = {key: value for key, value in os.environ.items() if key.startswith(("MLFLOW_TRACKING_", "TUNELINE_"))}
     failed = tuneline("rollback", NAME, "--json", cwd=tmp_path, **own)
-    assert "does not sign: status 500" in json.loads(failed.stdout)["error"]["message"]
+    assert "cannot sign: status 500" in json.loads(failed.stdout)["error"]["message"]
     assert registry_history.read(signed.client, NAME) == entries
     services.failing = ""
     promote(NAME, "2", by="ann", reporter=QUIET)

@@ -1158,7 +1158,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
         1,
     ),
     "version … of … cannot be promoted: a rule on … holds in its evaluation, but …": ("registry", 1),
-    "version … of … cannot be promoted: the configuration requires a rule as strict as …; its evaluation has none": (
+    "version … of … cannot be promoted: the configuration requires a rule as strict as …; its evaluation does not include one": (
         "registry",
         1,
     ),
@@ -1216,7 +1216,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
         "configuration",
         2,
     ),
-    "the HSM does not sign: …": ("engine_missing", 1),
+    "the HSM cannot sign: …": ("engine_missing", 1),
     "this process has no signer": ("usage", 2),
     "TUNELINE_SIGNING_KEY_FILE and TUNELINE_SIGNING_SIGSTORE_FILE are both set; expected one of them": (
         "configuration",
@@ -1237,7 +1237,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
         2,
     ),
     "TUNELINE_TRUST refuses the identity of this process: …": ("configuration", 2),
-    "the Sigstore in … does not sign: …": ("engine_missing", 1),
+    "the Sigstore in … cannot sign: …": ("engine_missing", 1),
     "…: the identity … is listed twice": ("configuration", 2),
     "… cannot be signed: …": ("signature", 1),
     "the bundle in … is unreadable: …": ("artifact_damaged", 1),
@@ -1599,7 +1599,7 @@ EXPLANATION_ERRORS = {  # the tests are in tests/pipelines/explanation
     "--messages: …: tools is not a list of JSON objects": ("input", 1),
     "--messages: … ends with a turn of the role …, or with an empty turn; expected the user's question": ("input", 1),
     "the prompt has … tokens; the model's context has …": ("input", 1),
-    "prompt and answer have … tokens; the model's context has …": ("input", 1),
+    "the prompt and the answer have … tokens; the model's context has …": ("input", 1),
     "the answer is empty": ("input", 1),
     "the log-probability of the answer is …, not a finite number": ("input", 1),
     "the captured traffic in … has no answer …": ("input", 1),

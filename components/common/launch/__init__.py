@@ -294,7 +294,7 @@ def _follow(launcher: Launcher, job: Job, folder: Path, reporter: Reporter, stop
     events, noted, next_request = _EventRelay(folder), JobStatus("running"), 0.0
     while (status := job.poll()).state in ACTIVE_STATES:
         if status != noted:
-            verb = "runs" if status.state == "running" else "waits"
+            verb = "is running" if status.state == "running" else "is waiting"
             reporter.note(f"{job.name} {verb}" + (f": {status.reason}" if status.reason else ""))
             noted = status
         next_poll = time.monotonic() + launcher.poll_interval_seconds

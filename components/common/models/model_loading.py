@@ -383,7 +383,7 @@ def check_base_model(base: LocalBaseModel) -> None:
     The model is loaded onto the meta device, which reads no data.
 
     Raises:
-        ConfigurationError: chat template or tokenizer exceed a limit; a tensor is missing, unexpected or mis-shaped; or
+        ConfigurationError: chat template or tokenizer exceed a limit; a tensor is missing or unexpected, or has the wrong shape; or
             the tokenizer exceeds the embedding.
     """
     if base.uri == EMBEDDED_SOURCE:  # tuneline converts it from a file with a fixed digest
@@ -781,7 +781,7 @@ def load_model(
         The transformers model, or the peft.PeftModel if the model has an adapter.
 
     Raises:
-        ConfigurationError: the weights cannot be loaded, or a tensor is missing, unexpected or mis-shaped.
+        ConfigurationError: the weights cannot be loaded, or a tensor is missing or unexpected, or has the wrong shape.
     """
     import torch
 
@@ -818,8 +818,8 @@ def _load_weights(folder: Path, *, has_reward_head: bool = False, **options: Any
         if "automatic conversion of the weights" not in str(error):
             raise
         raise ConfigurationError(
-            f"the weights in {folder} do not match its config.json: a tensor of an expert is missing, unexpected or "
-            "mis-shaped",
+            f"the weights in {folder} do not match its config.json: a tensor of an expert is missing or unexpected, or "
+            "has the wrong shape",
             hint=weight_integrity.MATCH_HINT,
         ) from error
     if hasattr(loaded.config, "quantization_config"):  # quantized weights have more tensors than the architecture

@@ -139,7 +139,7 @@ def check_loaded_tensors(info: Mapping[str, Collection[Any]], folder: Path) -> N
         *_list_tensors("missing", info["missing_keys"]),
         *_list_tensors("unexpected", [n for n in info["unexpected_keys"] if not CAUSAL_MASK_PATTERN.search(n)]),
         *_list_tensors(
-            "mis-shaped", [f"{name} ({found}; expected {wanted})" for name, (found, wanted) in shapes.items()]
+            "wrong shape", [f"{name} ({found}; expected {wanted})" for name, (found, wanted) in shapes.items()]
         ),
     ]
     if problems:

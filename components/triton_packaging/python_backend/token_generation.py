@@ -200,7 +200,7 @@ def run_trial(manager: ContinuousBatchingManager) -> None:
                 return
         elif output is not None or not manager.is_running():
             raise RuntimeError(f"{output.error if output else 'the generation loop ended'}")
-    raise RuntimeError(f"no answer in {TRIAL_TIMEOUT_SECONDS:.0f} seconds")
+    raise RuntimeError(f"no answer within {TRIAL_TIMEOUT_SECONDS:.0f} seconds")
 
 
 class SequentialGenerator:

@@ -6,7 +6,7 @@ import errno
 
 DISABLE_ATTRIBUTE_CACHE = (
     "On hosts that wait for each other, mount with actimeo=0, and with lookupcache=positive if they wait for files by"
-    " name (nfs(5), «Data and metadata coherence»)"
+    ' name (nfs(5), "Data and metadata coherence")'
 )
 REMEDIES = {
     "read-only": "Mount the storage writable, or check dmesg on the host and the server's events for the error that"

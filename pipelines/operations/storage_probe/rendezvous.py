@@ -116,7 +116,7 @@ class MessageChannel:
             if time.monotonic() > deadline:
                 raise PartnerError(
                     f"the partner did not send {names[0]} within {seconds:.0f} seconds",
-                    hint="Check the partner's output and dmesg; dmesg reports a hung mount as «server not responding».",
+                    hint='Check the partner\'s output and dmesg; dmesg reports a hung mount as "server not responding".',
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, POLL_INTERVAL_SECONDS[1])

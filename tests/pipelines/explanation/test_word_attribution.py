@@ -146,7 +146,7 @@ def test_generated_answer_states_whether_it_was_cut_off(engine: TransformersEngi
 def test_prompt_and_answer_beyond_the_context_are_refused(engine: TransformersEngine) -> None:
     with pytest.raises(InputError, match=r"the prompt has 4,\d+ tokens; the model's context has 2,048"):
         build_answer(engine, ask("zq " * 1500), None, 8, REPORTER)
-    with pytest.raises(InputError, match=r"prompt and answer have 3,\d+ tokens; the model's context has 2,048"):
+    with pytest.raises(InputError, match=r"the prompt and the answer have 3,\d+ tokens; the model's context has 2,048"):
         build_answer(engine, ask("Hello"), "zq " * 1000, 8, REPORTER)
     with pytest.raises(InputError, match="the answer is empty"):
         build_answer(engine, ask("Hello"), " ", 8, REPORTER)

@@ -105,7 +105,7 @@ class PodSettings(StrictModel):
     save_seconds: int = Field(
         180,
         ge=10,
-        description="Grace period in seconds for training to save after a pod is evicted or the job is stopped.",
+        description="Grace period in seconds for training to save a checkpoint after a pod is evicted or the job is stopped.",
     )
     deadline_seconds: int = Field(
         0, ge=0, description="Time limit of a job in seconds, after which a new job resumes training. 0: no limit."

@@ -58,7 +58,7 @@ class SlurmSettings(StrictModel):
         180,
         ge=10,
         lt=65536,
-        description="Seconds before the time limit at which training saves and the job is requeued (--signal).",
+        description="Seconds before the time limit at which training saves a checkpoint and the job is requeued (--signal).",
     )
     reservation: str = Field("", description="Reservation (--reservation). Empty: no reservation.")
     dependency: str = Field(
