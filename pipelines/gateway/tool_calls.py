@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.common.models.tool_calls import JSON_OPENINGS, OPENINGS, Call, split_calls
+from components.common.models.tool_calls import OPENINGS, Call, find_opening, split_calls
 from pipelines.gateway.errors import invalid
 
 DEFINITIONS = ("$defs", "definitions")
@@ -32,9 +32,9 @@ class ToolChoice:
         """Return whether the answer may call this tool."""
         return name in self.names and self.forced in ("", "*", name)
 
-    def split(self, text: str) -> tuple[str, list[Call]]:
-        """Split an answer into its text and its calls; without a valid call, return it unchanged."""
-        rest, calls = split_calls(text, self.allows)
+    def split(self, text: str, sent_characters: int = 0) -> tuple[str, list[Call]]:
+        """Split an answer, or its rest after the sent text, into its text and its calls; see `split_calls`."""
+        rest, calls = split_calls(text, self.allows, sent_characters)
         return rest, calls[:1] if self.is_single else calls
 
     @staticmethod
@@ -117,7 +117,7 @@ class CallBuffer:
     """Holds back the part of a streamed answer that may be a tool call."""
 
     def __init__(self, choice: ToolChoice) -> None:
-        self._choice, self._text, self._is_held, self._has_sent = choice, "", choice.is_forced, False
+        self._choice, self._text, self._is_held, self._sent_characters = choice, "", choice.is_forced, 0
 
     def feed(self, text: str) -> str:
         """Return the text that is certainly not part of a call."""
@@ -126,24 +126,21 @@ class CallBuffer:
             return ""
         start = self._find_opening()
         ready, self._text = self._text[:start], self._text[start:]
-        self._has_sent = self._has_sent or bool(ready.strip())
+        self._sent_characters += len(ready)
         return ready
 
     def finish(self) -> tuple[str, list[Call]]:
         """Return the rest of the text and the calls."""
-        return self._choice.split(self._text)
+        return self._choice.split(self._text, self._sent_characters)
 
     def _find_opening(self) -> int:
         """Return the position of a possible opening; hold everything after a complete one."""
-        stripped = self._text.lstrip()
-        if not self._has_sent and (not stripped or stripped.startswith(JSON_OPENINGS)):
-            self._is_held = bool(stripped)
+        is_start = not self._sent_characters
+        if is_start and not self._text.strip():
             return 0
-        if found := [self._text.index(opening) for opening in OPENINGS if opening in self._text]:
+        if (found := find_opening(self._text, is_start=is_start)) is not None:
             self._is_held = True
-            return min(found)
-        if not self._has_sent and any(opening.startswith(stripped) for opening in JSON_OPENINGS):
-            return 0
+            return found
         longest = max(map(len, OPENINGS)) - 1
         for start in range(max(0, len(self._text) - longest), len(self._text)):
             if any(opening.startswith(self._text[start:]) for opening in OPENINGS):

@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
 LINE_OPENING = '\n{"name": "'  # of a call after text, as in the rows of a dataset
+FENCE, END_FENCE = "```json", "```"
 SPECIAL_OPENINGS = ("<|python_tag|>", "[TOOL_CALLS]")  # of Llama 3 and Mistral
-# Openings of calls at any place of an answer: Hermes and Qwen, Llama 3, Mistral, and dataset rows.
-OPENINGS = (TAG, *SPECIAL_OPENINGS, LINE_OPENING)
+# Openings of calls at any place of an answer: Hermes and Qwen, Llama 3, Mistral, code blocks, and dataset rows. None
+# contains the first character of another, so the first one in a text stays the first when the text grows.
+OPENINGS = (TAG, *SPECIAL_OPENINGS, FENCE, LINE_OPENING)
 # Bare JSON, which Llama 3 and Mistral leave when the special tokens before it are not part of the text.
-JSON_OPENINGS = ("{", "[", "```json")
+JSON_OPENINGS = ("{", "[")
 MAX_PARSED_CHARACTERS = 128 * 1024
 SEPARATORS = re.compile(r"[\s;]*")  # Llama 3 writes semicolons
 CALL_ATTEMPT = re.compile(
@@ -30,37 +32,53 @@ def format_call(name: object, arguments: object) -> str:
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
-def split_calls(text: str, allows: Callable[[str], bool]) -> tuple[str, list[Call]]:
+def find_opening(text: str, *, is_start: bool) -> int | None:
+    """Return the position of the first possible call, or None. Bare JSON is one only at the start of an answer."""
+    if is_start and text.lstrip().startswith(JSON_OPENINGS):
+        return 0
+    return min((text.index(opening) for opening in OPENINGS if opening in text), default=None)
+
+
+def split_calls(text: str, allows: Callable[[str], bool], sent_characters: int = 0) -> tuple[str, list[Call]]:
     """Split an answer into its text and its calls.
 
     An answer without a complete call of an allowed function is returned unchanged.
 
     Args:
-        text: The answer.
+        text: The answer, or the rest of a streamed one.
         allows: Whether the answer may call the function with this name.
+        sent_characters: Length of the text before the rest, which contains no opening of a call.
     """
-    if len(text) > MAX_PARSED_CHARACTERS:
+    start = find_opening(text, is_start=not sent_characters)
+    if start is None or sent_characters + len(text) > MAX_PARSED_CHARACTERS:
         return text, []
-    calls: list[Call] = []
+    content, calls = _split_at_opening(text[start:], allows)
+    if not calls:
+        return text, []
+    content = (text[:start] + content).rstrip()
+    return content if sent_characters else content.lstrip(), calls
+
+
+def _split_at_opening(text: str, allows: Callable[[str], bool]) -> tuple[str, list[Call]]:
+    """Split a text that begins with an opening. A tag or special token in it takes precedence over JSON."""
     if TAG in text:
-        rest = text.split(TAG)
-        content = rest[0]
-        for part in rest[1:]:
+        content, *parts = text.split(TAG)
+        calls: list[Call] = []
+        for part in parts:
             body, _, after = part.partition(END_TAG)
             parsed = _read_calls(body, allows)
-            calls.extend(parsed)
+            calls += parsed
             content += after if parsed else TAG + part
-        return (content.strip(), calls) if calls else (text, [])
-    body, before = text.strip(), ""
-    if opening := next((each for each in SPECIAL_OPENINGS if each in body), ""):
-        before, _, body = body.partition(opening)
-    elif body.startswith(JSON_OPENINGS):
-        body = body.removeprefix("```json").removesuffix("```")
-    else:
-        before, opening, body = body.partition(LINE_OPENING)
-        body = opening + body
-    calls = _read_calls(body, allows)
-    return (before.strip(), calls) if calls else (text, [])
+        return content, calls
+    if opening := next((each for each in SPECIAL_OPENINGS if each in text), ""):
+        before, _, body = text.partition(opening)
+        return before, _read_calls(body, allows)
+    if not text.startswith(FENCE):
+        return "", _read_calls(text, allows)
+    if calls := _read_calls(text.strip().removeprefix(FENCE).removesuffix(END_FENCE), allows):
+        return "", calls
+    before, opening, body = text.partition(LINE_OPENING)  # after a code block without a call
+    return before, _read_calls(opening + body, allows)
 
 
 def has_call_attempt(text: str) -> bool:

@@ -6,6 +6,8 @@ import random
 
 import jsonschema
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from components.common.models.tool_calls import MAX_PARSED_CHARACTERS
 from pipelines.gateway.errors import RequestError
@@ -29,6 +31,16 @@ ANSWERS = {
     "Mistral": ('[TOOL_CALLS] [{"name": "find", "arguments": {"q": "x"}}]', "", [FIND]),
     "Mistral without special tokens": ('[{"name": "find", "arguments": {"q": "x"}}]', "", [FIND]),
     "JSON in a code block": ('```json\n{"name": "find", "arguments": {"q": "x"}}\n```', "", [FIND]),
+    "JSON in a code block after a text": ('Sure:\n```json\n{"name": "find", "arguments": {"q": "x"}}\n```', "Sure:", [FIND]),
+    "a call after a code block": (
+        'So:\n```json\n{"a": 1}\n```\n{"name": "find", "arguments": {"q": "x"}}', 'So:\n```json\n{"a": 1}\n```', [FIND]
+    ),
+    "a text between two calls": (
+        'Hi  <tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>  and '
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
+        "Hi    and",
+        [FIND, ADD],
+    ),
     "dataset rows, two calls": ('{"name": "find", "arguments": {"q": "x"}}\n{"name": "add", "arguments": {"a": 1}}', "", [FIND, ADD]),
     "dataset rows, calls after a text": (
         'Let me look.\n{"name": "find", "arguments": {"q": "x"}}\n{"name": "add", "arguments": {"a": 1}}',
@@ -53,6 +65,8 @@ TEXTS = {
     "an unfinished call after a text": 'Let me look.\n{"name": "find", "argum',
     "a deeply nested list": "[" * 100_000,
     "white space": "  \n",
+    "a very long text and a call": "x" * MAX_PARSED_CHARACTERS + '\n{"name": "find", "arguments": {"q": "x"}}',
+    "a call before the end of a code block": 'Hi\n{"name": "find", "arguments": {"q": "x"}}```',
     "a very long answer": '{"name": "find", "arguments": {"q": "' + "x" * MAX_PARSED_CHARACTERS + '"}}',
 }
 
@@ -68,21 +82,43 @@ def test_other_answers_stay_text(text: str) -> None:
     assert AUTO.split(text) == (text, [])
 
 
+def check_streaming(text: str, choices: random.Random, steps: list[int]) -> None:
+    """Assert that the answer in chunks of these sizes has the same text and calls as the whole answer."""
+    expected_text, expected_calls = AUTO.split(text)
+    buffer, sent, position = CallBuffer(AUTO), "", 0
+    while position < len(text):
+        step = choices.choice(steps)
+        sent += buffer.feed(text[position : position + step])
+        position += step
+    rest, calls = buffer.finish()
+    assert calls == expected_calls
+    assert (sent + rest).strip() == expected_text.strip()
+    if not calls:
+        assert sent + rest == text
+
+
 @pytest.mark.parametrize("text", [*(each[0] for each in ANSWERS.values()), *TEXTS.values()], ids=[*ANSWERS, *TEXTS])
 def test_a_streamed_answer_has_the_same_text_and_calls(text: str) -> None:
     choices = random.Random(1)
-    expected_text, expected_calls = AUTO.split(text)
     for _ in range(5):
-        buffer, sent, position = CallBuffer(AUTO), "", 0
-        while position < len(text):
-            step = choices.choice([1, 2, 3, 50_000])
-            sent += buffer.feed(text[position : position + step])
-            position += step
-        rest, calls = buffer.finish()
-        assert calls == expected_calls
-        assert (sent + rest).strip() == expected_text.strip()
-        if not calls:
-            assert sent + rest == text
+        check_streaming(text, choices, [1, 2, 3, 50_000])
+
+
+FRAGMENTS = [
+    "Hi", "\n", " ", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "```json\n", "```", '\n{"name": "',
+    '{"name": "find", "arguments": {"q": "x"}}', '"arguments": {}}', 'find", ', "[", "]", "{", "}", ";", '{"a": 1}',
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join), st.randoms(use_true_random=False))
+@example('\n{"name": "<tool_call>{"name": "find", "arguments": {"q": "x"}}', random.Random(1))
+@example(
+    'Hi\n{"name": "find", "arguments": {"q": "x"}}<|python_tag|>{"name": "find", "arguments": {"q": "x"}}',
+    random.Random(1),
+)
+def test_any_mixture_is_the_same_streamed(text: str, choices: random.Random) -> None:
+    check_streaming(text, choices, list(range(1, 13)))
 
 
 def test_text_is_streamed_at_once() -> None:
