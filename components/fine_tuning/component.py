@@ -25,7 +25,7 @@ def fine_tuning(
     """
     import json
 
-    from components.common import pipeline_step
+    from components.common import pipeline_step, tool_rows
     from components.common.launch import launcher_settings
     from components.common.models import model_loading
     from components.fine_tuning import adapters
@@ -33,16 +33,21 @@ def fine_tuning(
     from components.fine_tuning.sweep import tune
 
     p, uri = json.loads(plan), json.loads(version)["uri"]
-    recipe = recipe_from_plan(p["config"], p.pop("where", {}))
+    where = p.pop("where", {})
+    call_metrics = where.pop("tool_call_metrics", [])
+    recipe = recipe_from_plan(p["config"], where)
 
     def train(output, step):  # type: ignore[no-untyped-def]
+        artifact = step.load_artifact(dataset, "dataset")
+        if call_metrics:  # otherwise an invalid row would end the evaluation
+            tool_rows.check_dataset(artifact, checks_schemas="valid_calls" in call_metrics)
         base = model_loading.resolve_base_model(p["config"]["base_model"], step.reporter, p["base_sha256"])
         initial = None
         if expected := p.get("initial_adapter_sha256"):
             model_config = model_loading.load_configuration(base.path)
             initial = adapters.open_initial_adapter(recipe, base.sha256, model_config, expected)
         return tune(
-            step.load_artifact(dataset, "dataset"),
+            artifact,
             output,
             recipe,
             seed=p["seed"],

@@ -22,12 +22,12 @@ from typing import Any
 
 import psutil
 
-from components.common import pipeline_step
+from components.common import pipeline_step, tool_rows
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Manifest
 from components.common.cost import stage_cost
 from components.common.launch import launcher_settings
-from components.common.models import model_loading, resource_formulas
+from components.common.models import conversation_rows, model_loading, resource_formulas
 from components.common.models.model_loading import ModelOutline
 from components.common.models.model_shape import ModelShape
 from components.common.row_comparison import training_overlap
@@ -89,6 +89,7 @@ from pipelines.steps.input_resolution import (
     find_initial_adapter,
     format_unproven_warning,
     get_unproven_reason,
+    list_test_call_metrics,
     select_incumbent,
 )
 
@@ -401,6 +402,8 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                 reading_seconds = time.monotonic() - started
                 reporter.step("tokenizing the training rows")
                 _check_reward_fields(curated, config.fine_tuning)
+                if metrics := list_test_call_metrics(config):
+                    _check_tool_rows(curated, metrics)
                 completed, tokens, examples_by_source = _count_tokens(curated, config, outline, shape, reporter)
                 if config.fine_tuning.max_length is None:  # the contexts can be checked with the chosen length
                     check_training_models(config.model_copy(update={"fine_tuning": completed.recipe}), outline)
@@ -438,6 +441,16 @@ def _check_reward_fields(curated: CurationResult, tuning: FineTuningConfig) -> N
         for split in ("train", "validation"):
             for row in curated.iterate_contents(split, ["file", "line", "meta"]):
                 rewards.check_row_fields(tuning.grpo.rewards, f"{row['file']}:{row['line']}", row["meta"])
+
+
+def _check_tool_rows(curated: CurationResult, metrics: Sequence[str]) -> None:
+    """Check the rows that tool_calls tasks with these metrics will evaluate. Raises InputError for an invalid row."""
+    conversation_rows.check_rows_kind(curated.kind, "the sources contain")
+    located = (
+        (f"{row['file']}:{row['line']}", conversation_rows.extract_conversation(curated.kind, row) or [], row["tools"])
+        for row in curated.iterate_contents("test", ["file", "line"])
+    )
+    tool_rows.check_rows(located, checks_schemas="valid_calls" in metrics)
 
 
 def _count_tokens(

@@ -24,6 +24,7 @@ from components.evaluation import engine_loading
 from components.evaluation.stage import INCUMBENT_KIND_HINT
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
+from components.evaluation.tasks.tool_calls import ToolCalls
 from components.fine_tuning import adapters, distillation, model_support, reward_sources, rewards
 from components.fine_tuning.config import PREVIOUS
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
@@ -216,7 +217,7 @@ def drop_placement(plan: Plan) -> Plan:
 
 
 def build_fine_tuning_plan(config: Customization, base_sha256: str, initial_adapter_sha256: str | None = None) -> Plan:
-    """Return the fine-tuning plan. Of a sweep, `where` holds the settings that do not affect the result."""
+    """Return the fine-tuning plan. `where` holds the settings that do not affect the result."""
     launcher = launcher_settings.load_settings()
     plan = {
         **_build_plan("fine_tuning", config),
@@ -230,8 +231,18 @@ def build_fine_tuning_plan(config: Customization, base_sha256: str, initial_adap
         # The settings that are chosen depend on the memory. On a cluster the training's pod may have another limit.
         device = compute_devices.select_device(tuning.device)
         plan["memory_gb"] = round(compute_devices.get_total_memory_bytes(device) / 1e9)
-    sweep = plan["config"].get("sweep")
-    return {**plan, "where": {"parallel": sweep.pop("parallel")}} if sweep else plan
+    where = {}
+    if sweep := plan["config"].get("sweep"):
+        where["parallel"] = sweep.pop("parallel")
+    if metrics := list_test_call_metrics(config):
+        where["tool_call_metrics"] = metrics
+    return {**plan, "where": where} if where else plan
+
+
+def list_test_call_metrics(config: Customization) -> list[str]:
+    """Return the metrics of the tool_calls tasks that evaluate the dataset; empty without such a task."""
+    tasks = [task for task in config.evaluation.tasks if isinstance(task, ToolCalls) and not task.data]
+    return sorted({metric for task in tasks for metric in task.metrics})
 
 
 def build_evaluation_plan(config: Customization, incumbent: str | None, workloads: Sequence[TaskWorkload]) -> Plan:

@@ -37,6 +37,7 @@ from pipelines.planning.dry_run import estimate_run, format_estimate
 from pipelines.planning.machine_speed import START_SECONDS
 from pipelines.planning.suite_cost import summarize_suite
 from pipelines.steps.input_resolution import resolve_plans
+from tests.datasets import QUESTION_WORDS
 from tests.git_server import git_daemon
 from tests.pipelines.command import answer, refusal, tuneline
 from tests.pipelines.project import write_project
@@ -733,6 +734,25 @@ def test_unusable_rewards_are_errors_before_the_training(
     config = load_settings(fresh_project, *build_overrides("{kind: unit_tests}"))
     with pytest.raises(ConfigurationError, match="generated code cannot be isolated on this machine: no isolation"):
         resolve_plans(config, Workdir(fresh_project / "nowhere"), SilentReporter())
+
+
+def test_invalid_tools_of_test_rows_are_errors_before_the_training(fresh_project: Path, estimate: Estimate) -> None:
+    def write_tools(parameters: dict[str, Any]) -> str:
+        path, tools = fresh_project / "tools.jsonl", [{"name": "f", "parameters": parameters}]
+        rows = [
+            {"prompt": f"{verb} the {noun}", "completion": f"The {noun}: {verb}.", "tools": tools}
+            for verb, noun in QUESTION_WORDS
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return f"data_curation.sources=[{path}]"
+
+    task = "evaluation.tasks=[{kind: held_out}, {kind: tool_calls}]"
+    invalid = write_tools({"type": "dict"})
+    with pytest.raises(
+        InputError, match=r"tools\.jsonl:\d+: the row has invalid tools: the parameters of f is not a valid"
+    ):
+        estimate(task, invalid)
+    estimate("evaluation.tasks=[{kind: held_out}, {kind: tool_calls, metrics: [call_accuracy]}]", invalid)
 
 
 def test_missing_engine_fails_before_the_training(fresh_project: Path, estimate: Estimate) -> None:

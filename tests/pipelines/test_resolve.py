@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from components.common import pipeline_step
 from components.common.artifacts import artifact_folder
 from components.common.models import model_loading
-from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from components.fine_tuning import sweep
@@ -23,6 +25,7 @@ from components.triton_packaging import serving_env, triton_installation
 from pipelines.config.customization_config import Customization, load_customization
 from pipelines.runs import local_runner
 from pipelines.steps import input_resolution
+from tests.datasets import SCHEMA, small_dataset
 from tests.model_registry.conftest import NAME, build, customize, empty_store, registry
 from tests.model_registry.conftest import Customization as Customize
 
@@ -133,6 +136,20 @@ def test_parallelism_is_not_part_of_the_cache_key(monkeypatch: pytest.MonkeyPatc
         == parameters_of_steps[1]
         == {"plan": input_resolution.drop_placement(plans[0]), "dataset": "d", "revision": "a"}
     )
+
+
+def test_invalid_tools_end_the_fine_tuning_before_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dataset = small_dataset(tmp_path / "dataset")
+    turns = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": '<tool_call>{"name"'}]
+    row = {**dict.fromkeys(SCHEMA.names), "id": "a1", "source": "log", "messages": turns, "tools": '[{"name": "f"}]'}
+    parquet.write_table(pa.Table.from_pylist([row], SCHEMA), dataset.path / "test.parquet")
+    step = SimpleNamespace(load_artifact=lambda *_: dataset)
+    monkeypatch.setattr(pipeline_step, "produce_artifact", lambda _, __, build, ___: build(tmp_path, step))
+    config = load_customization(None, ["evaluation.tasks=[{kind: tool_calls}]"])
+    plan = json.dumps(input_resolution.build_fine_tuning_plan(config, "0a"))
+    output = SimpleNamespace(path=str(tmp_path / "report"))
+    with pytest.raises(InputError, match=r"test\.parquet: row a1 of log: the row has the expected call "):
+        fine_tuning.python_func(plan=plan, dataset="d", version='{"uri": "there@a"}', report=output, links=output)
 
 
 def test_missing_vllm_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

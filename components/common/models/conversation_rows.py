@@ -8,7 +8,7 @@ A preference pair contributes its chosen answer; an unpaired row contributes its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import InputError
 
 Row = dict[str, Any]
+Message = dict[str, str]
 
 
 # By row kind: the columns of the conversation, the function that extracts it, and a description of the extracted part.
@@ -52,13 +53,18 @@ def get_rows_kind(dataset: Artifact) -> str:
         InputError: the rows contain no conversations.
     """
     kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
+    check_rows_kind(kind, f"the dataset in {dataset.path} contains")
+    return kind
+
+
+def check_rows_kind(kind: str, subject: str) -> None:
+    """Raise InputError if rows of this kind contain no conversations; `subject` begins the message."""
     if kind not in ROW_KINDS:
         raise InputError(
-            f"the dataset in {dataset.path} contains {kind} rows; expected conversations ({', '.join(ROW_KINDS)})",
+            f"{subject} {kind} rows; expected conversations ({', '.join(ROW_KINDS)})",
             hint="Curate sources with prompts and answers: messages, Alpaca, Dolly, ShareGPT, prompt/completion or "
             "preference pairs.",
         )
-    return kind
 
 
 def extract_conversation(kind: str, row: Row) -> list[Any] | None:
@@ -81,3 +87,10 @@ def read_conversations(path: Path, kind: str) -> list[Row]:
         for row in rows
         if (messages := extract(row)) is not None
     ]
+
+
+def split_last_answer(messages: Sequence[Mapping[str, object]]) -> tuple[list[Message], str]:
+    """Return the turns before a conversation's last answer, and that answer. Both are empty without an answer."""
+    last = max((index for index, m in enumerate(messages) if m["role"] == "assistant"), default=0)
+    before = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages[:last]]
+    return before, str(messages[last]["content"]) if before else ""

@@ -46,7 +46,7 @@ def build_row_items(settings: PromptSettings, context: TaskContext, reference_fi
         path = dataset.path / "test.parquet"
         sources = read_columns(dataset, "test", ["source"])
         for row in conversation_rows.read_conversations(path, conversation_rows.get_rows_kind(dataset)):
-            before, answer = split_last_answer(row["messages"])
+            before, answer = conversation_rows.split_last_answer(row["messages"])
             if before:
                 record = Record(row["id"], sources[row["id"]], str(path))
                 items.append(build_prompt_item(record, before, [answer], context, row["tools"]))
@@ -115,13 +115,6 @@ def read_tools(record: Record) -> str | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise record.build_error(f"has {tools!r:.60} in tools; expected a list of objects")
     return value if isinstance(value, str) else json.dumps(tools, ensure_ascii=False)
-
-
-def split_last_answer(messages: Sequence[Mapping[str, object]]) -> tuple[list[Message], str]:
-    """Return the turns before a conversation's last answer, and that answer. Both are empty without an answer."""
-    last = max((index for index, m in enumerate(messages) if m["role"] == "assistant"), default=0)
-    before = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages[:last]]
-    return before, str(messages[last]["content"]) if before else ""
 
 
 def read_columns(dataset: Artifact, split: str, names: Sequence[str]) -> dict[str, Row]:

@@ -271,7 +271,7 @@ def _read_rows(dataset: Artifact, split: str) -> Iterator[Row]:
             yield {**row, "messages": [], "tools": None, "source": sources[row["id"]].get("source") or ""}
         return
     for row in conversation_rows.read_conversations(path, conversation_rows.get_rows_kind(dataset)):
-        before, answer = item_encoding.split_last_answer(row["messages"])
+        before, answer = conversation_rows.split_last_answer(row["messages"])
         if before:
             source = sources[row["id"]].get("source") or ""
             yield {"id": row["id"], "messages": before, "tools": row["tools"], "text": answer, "source": source}

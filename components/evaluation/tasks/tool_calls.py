@@ -6,19 +6,18 @@ Answers are read as the gateway reads them, so a call counts exactly if a client
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from components.common import tool_rows
 from components.common.answer_metrics import call_matching, json_answers
 from components.common.models import conversation_rows
 from components.common.models.tool_calls import Call, format_call, has_call_attempt, split_calls
 from components.common.models.tool_messages import write_calls_as_text
-from components.common.runtime.errors import ConfigurationError
 from components.evaluation.task_interface import Engine, Item, Metric, Request, Scores, TaskContext
 from components.evaluation.tasks import item_encoding, record_files
 from components.evaluation.tasks.base_task import Task
@@ -26,13 +25,9 @@ from components.evaluation.tasks.config import PromptSettings, check_distinct
 from components.evaluation.tasks.item_encoding import Message
 from components.evaluation.tasks.record_files import Record
 
-if TYPE_CHECKING:
-    from jsonschema.protocols import Validator
-
 ToolCallMetric = Literal["call_accuracy", "argument_match", "valid_calls"]
 CATEGORIES = ("no call", "one call", "several calls")  # slices of the report and the gate
 UNREADABLE: Call = ("", "{}")
-REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
 
 
 class ToolCalls(PromptSettings):
@@ -84,20 +79,21 @@ class ToolCallsTask(Task[ToolCalls]):
         items = []
         for record, messages in self._read_rows() if self.settings.data else _read_test_rows(context):
             tools = item_encoding.read_tools(record)
-            parameters = _read_parameters(record, tools)
-            if "valid_calls" in self.settings.metrics:
-                _check_parameters(record, parameters)
             calls, prompt = record.row.get(self.settings.calls_field), messages
-            if calls is None:
-                prompt, answer = _select_answer(messages, parameters)
-                if not prompt:
-                    raise record.build_error(f"has no {self.settings.calls_field}, and no answer after a prompt")
-            else:
-                answer = calls if isinstance(calls, str) else json.dumps(calls, ensure_ascii=False) if calls else ""
-            text, expected = split_calls(answer, parameters.__contains__)
-            if has_call_attempt(text) or (calls is not None and text not in ("", "[]")):
-                forms = f"{{name, arguments}} of its tools: {', '.join(parameters)}"
-                raise record.build_error(f"has the expected call {answer!r:.120}; expected {forms}")
+            try:
+                parameters = tool_rows.read_parameters(tools)
+                if "valid_calls" in self.settings.metrics:
+                    tool_rows.check_parameters(parameters)
+                if calls is None:
+                    prompt, answer = tool_rows.select_answer(messages, parameters)
+                    if not prompt:
+                        raise ValueError(f"has no {self.settings.calls_field}, and no answer after a prompt")
+                else:
+                    answer = calls if isinstance(calls, str) else json.dumps(calls, ensure_ascii=False)
+                text, expected = tool_rows.read_expected(answer, parameters, is_call=calls is not None)
+            except ValueError as error:
+                raise record.build_error(str(error)) from None
+            text = "" if calls is not None else text
             reference = "\n".join(format_call(name, json.loads(arguments)) for name, arguments in expected)
             item = item_encoding.build_prompt_item(record, prompt, [reference or text], context, tools)
             values = {"parameters": parameters, "calls": expected, "max_new_tokens": self.settings.max_new_tokens}
@@ -150,7 +146,9 @@ def _score_validity(found: Sequence[Call], request: Request) -> float:
         return float(not request["calls"])
     parameters = request["parameters"]
     return min(
-        json_answers.score_schema(arguments, _build_validator(name, parameters[name])) if name in parameters else 0.0
+        json_answers.score_schema(arguments, tool_rows.build_arguments_validator(name, parameters[name]))
+        if name in parameters
+        else 0.0
         for name, arguments in found
     )
 
@@ -162,61 +160,14 @@ METRIC_FUNCTIONS: dict[ToolCallMetric, Callable[[Sequence[Call], Request], float
 }
 
 
-def _build_validator(name: str, schema: object) -> Validator:
-    """Return a validator that also rejects arguments that the schema does not list, unless it allows them."""
-    if isinstance(schema, dict) and "properties" in schema and "additionalProperties" not in schema:
-        schema = {"unevaluatedProperties": False, **schema}
-    return json_answers.build_validator(schema, f"the parameters of {name}")
-
-
 def _read_test_rows(context: TaskContext) -> Iterator[tuple[Record, list[Message]]]:
     """Yield the rows with tools of the dataset's test split, and their messages."""
     dataset = item_encoding.require_dataset(context)
     path = dataset.path / "test.parquet"
     sources = item_encoding.read_columns(dataset, "test", ["source"])
     for row in conversation_rows.read_conversations(path, conversation_rows.get_rows_kind(dataset)):
-        if row["tools"] and item_encoding.split_last_answer(row["messages"])[0]:
+        if row["tools"] and conversation_rows.split_last_answer(row["messages"])[0]:
             yield Record(row["id"], {**sources[row["id"]], "tools": row["tools"]}, str(path)), row["messages"]
-
-
-def _select_answer(messages: Sequence[Message], functions: Container[str]) -> tuple[list[Message], str]:
-    """Return the turns before the first answer with calls, and that answer; without calls, those of the last answer."""
-    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant" and number]
-    called = (number for number in answers if split_calls(messages[number]["content"], functions.__contains__)[1])
-    last = next(called, answers[-1] if answers else 0)
-    return item_encoding.split_last_answer(messages[: last + 1])
-
-
-def _read_parameters(record: Record, tools: str | None) -> dict[str, object]:
-    """Return the JSON Schemas of the functions' arguments by name."""
-    parameters: dict[str, object] = {}
-    for tool in json.loads(tools) if tools else []:
-        function = tool.get("function", tool)
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise record.build_error(f"has the tool {tool!r:.60}; expected an object with the name of a function")
-        parameters[function["name"]] = function.get("parameters") or {"type": "object", "properties": {}}
-    if not parameters:
-        raise record.build_error("has no tools; expected a list of functions in OpenAI's format")
-    return parameters
-
-
-def _check_parameters(record: Record, parameters: Mapping[str, object]) -> None:
-    """Raise InputError if a JSON Schema is invalid or refers to another schema."""
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012
-
-    for name, schema in parameters.items():
-        try:
-            _build_validator(name, schema)
-            resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
-            for reference in REFERENCE.findall(json.dumps(schema)):
-                resolver.lookup(reference)
-        except ConfigurationError as error:
-            raise record.build_error(f"has invalid tools: {error.message}; correct them or omit valid_calls") from None
-        except Unresolvable as error:
-            problem = f"the parameters of {name} refer to {error.ref}; expected a reference within them"
-            raise record.build_error(f"has invalid tools: {problem}, or metrics without valid_calls") from None
 
 
 def _write_as_text(message: Any) -> object:

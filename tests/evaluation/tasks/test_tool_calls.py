@@ -12,6 +12,7 @@ import pytest
 
 from components.common.answer_metrics.call_matching import is_equal, match_arguments
 from components.common.runtime.errors import InputError
+from components.common.tool_rows import build_arguments_validator
 from components.evaluation.tasks.tool_calls import ToolCalls, ToolCallsTask
 from tests.datasets import SCHEMA, small_dataset
 from tests.evaluation.tasks.fake_engines import ScriptedEngine, build_context
@@ -144,6 +145,44 @@ def test_training_rows_in_openai_format_are_a_file_of_items(tmp_path: Path) -> N
     assert third.request["messages"][1]["content"] == write_calls(TEA), "earlier calls are text"
 
 
+def with_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**TIMER, "parameters": schema}
+
+
+VALID_SCHEMAS: dict[str, dict[str, Any]] = {
+    "a name that is not ASCII": {"$defs": {"Größe": {}}, "properties": {"a": {"$ref": "#/$defs/Größe"}}},
+    "an id": {"$defs": {"a": {"$id": "https://example.org/a"}}, "properties": {"a": {"$ref": "https://example.org/a"}}},
+    "an id of the whole": {"$id": "https://example.org/s", "$defs": {"a": True}, "properties": {"a": {"$ref": "s#/$defs/a"}}},
+    "a dynamic anchor": {"$defs": {"a": {"$dynamicAnchor": "node"}}, "properties": {"a": {"$dynamicRef": "#node"}}},
+    "a recursive schema": {"properties": {"a": {"$ref": "#"}}},
+    "a property named $ref": {"properties": {"$ref": {"const": "x"}}},
+    "a constant that looks like a reference": {"properties": {"a": {"const": {"$ref": "#/none"}}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", VALID_SCHEMAS.values(), ids=VALID_SCHEMAS)
+def test_references_within_the_parameters_are_valid(schema: dict[str, Any], tmp_path: Path) -> None:
+    row = {"prompt": "Tea!", "tools": [with_schema(schema)], "calls": []}
+    data = write_rows(tmp_path / "rows.jsonl", row, {**row, "prompt": "Egg!"})
+    assert len(ToolCallsTask(ToolCalls(data=data)).items(build_context(tiny_tokenizer()))) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "score"),
+    [
+        ({}, 0.0),
+        ({"$schema": "http://json-schema.org/draft-07/schema#"}, 0.0),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "additionalProperties": True}, 1.0),
+        ({"allOf": [{"properties": {"b": {}}}]}, 1.0),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "allOf": [{"properties": {"b": {}}}]}, 1.0),
+    ],
+)
+def test_unlisted_arguments_are_invalid_in_every_draft(changes: dict[str, Any], score: float) -> None:
+    validator = build_arguments_validator("f", {"properties": {"a": {}}, **changes})
+    assert validator.is_valid({"a": 1})
+    assert float(validator.is_valid({"b": 1})) == score
+
+
 ROW = {"prompt": "Tea!", "tools": TOOLS, "calls": [TEA]}
 INVALID_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "no tools": ({"tools": None}, "has no tools"),
@@ -155,8 +194,18 @@ INVALID_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a missing definition": (
         {"tools": [{**TIMER, "parameters": {"properties": {"minutes": {"$ref": "#/$defs/minutes"}}}}]},
-        "the parameters of set_timer refer to /$defs/minutes",
+        "the parameters of set_timer refer to #/$defs/minutes",
     ),
+    "a pointer into a list": ({"tools": [with_schema({"required": ["a"], "properties": {"a": {"$ref": "#/required/x"}}})]}, "refer to #/required/x"),
+    "a pointer into a number": ({"tools": [with_schema({"minProperties": 1, "properties": {"a": {"$ref": "#/minProperties/x"}}})]}, "refer to #/minProperties/x"),
+    "a reference to a text": ({"tools": [with_schema({"title": "T", "properties": {"a": {"$ref": "#/title"}}})]}, "refer to #/title"),
+    "a dynamic reference": ({"tools": [with_schema({"properties": {"a": {"$dynamicRef": "#node"}}})]}, "refer to #node"),
+    "a reference to an invalid schema": (
+        {"tools": [with_schema({"shapes": {"a": {"type": "dict"}}, "properties": {"a": {"$ref": "#/shapes/a"}}})]},
+        "the target of #/shapes/a is not a valid JSON Schema",
+    ),
+    "an object as calls": ({"calls": {}}, "has the expected call '{}'"),
+    "false as calls": ({"calls": False}, "has the expected call 'false'"),
     "an unknown function": ({"tools": [STOP]}, "expected {name, arguments} of its tools: stop"),
     "no expected answer": ({"calls": None}, "has no calls, and no answer after a prompt"),
     "calls that are no calls": ({"calls": [{"set_timer": {"minutes": 7}}]}, "has the expected call "),
