@@ -37,6 +37,16 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("-c", "--config", readable=False, help="customization.yaml. Default: the demo's configuration."),
 ]
+ConfigsOption = Annotated[
+    list[Path],
+    typer.Option(
+        "-c",
+        "--config",
+        readable=False,
+        help="customization.yaml. Default: the demo's configuration. Repeatable: all run in sequence. Each run tunes the "
+        "model of the previous run unless its file sets fine_tuning.base_model.",
+    ),
+]
 SetOption = Annotated[
     list[str],
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the configuration. Repeatable."),

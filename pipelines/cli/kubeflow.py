@@ -13,6 +13,7 @@ import typer
 from components.common.runtime.errors import UsageError
 from pipelines.cli.application import (
     CaCertOption,
+    ConfigsOption,
     EndpointOption,
     JsonOption,
     NamespaceOption,
@@ -31,16 +32,6 @@ ClusterOption = Annotated[
         "--platform",
         help="platform.yaml with the cluster's images, volume, queue and "
         "secrets. Default: the default images, and no shared volume.",
-    ),
-]
-ConfigsOption = Annotated[
-    list[Path],
-    typer.Option(
-        "-c",
-        "--config",
-        readable=False,
-        help="customization.yaml. Default: the demo's configuration. Repeatable: one pipeline runs all in sequence. Each "
-        "tunes the model of the previous one unless its file sets fine_tuning.base_model.",
     ),
 ]
 PipelineOption = Annotated[

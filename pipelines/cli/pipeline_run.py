@@ -14,6 +14,7 @@ from components.common.runtime.errors import EXIT_REFUSED
 from components.common.workspace.artifact_store import Workdir
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
+    ConfigsOption,
     FailOnRefusalOption,
     JsonOption,
     LauncherOption,
@@ -40,16 +41,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    configs: Annotated[
-        list[Path],
-        typer.Option(
-            "-c",
-            "--config",
-            readable=False,
-            help="customization.yaml. Default: the demo's configuration. Repeatable. Each run tunes the model of "
-            "the previous run unless its file sets fine_tuning.base_model.",
-        ),
-    ] = [],  # noqa: B006 - typer never modifies it
+    configs: ConfigsOption = [],  # noqa: B006 - typer never modifies it
     sets: SetOption = [],  # noqa: B006
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     tracking_uri: TrackingUriOption = "",

@@ -439,6 +439,7 @@ def _read_text(path: Path) -> str:
 
 
 YAML_TYPE_NAMES: dict[type, str] = {
+    dict: "a mapping",
     list: "a list",
     str: "a string",
     bool: "a boolean",

@@ -10,8 +10,9 @@ from kfp import dsl
 
 from components.common.runtime.container_images import EVALUATION_IMAGE
 from pipelines.definition import pod_spec, run_parameters
-from pipelines.definition.chain_steps import CHAIN_PIPELINE, ChainStep
+from pipelines.definition.chain_steps import ChainStep
 from pipelines.definition.customization_pipeline import add_platform_check, add_stages
+from pipelines.definition.pipeline_names import CHAIN_PIPELINE
 
 
 @dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)

@@ -10,8 +10,6 @@ from pathlib import Path
 from pipelines.config.customization_chain import ChainedCustomization
 from pipelines.config.platform_config import Platform
 
-CHAIN_PIPELINE = "tuneline-chain"
-
 
 @dataclass(frozen=True)
 class ChainStep:

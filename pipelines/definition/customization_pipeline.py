@@ -20,6 +20,7 @@ from components.triton_packaging.component import triton_packaging
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
 from pipelines.definition import pod_spec, run_parameters
+from pipelines.definition.pipeline_names import CUSTOMIZATION_PIPELINE
 from pipelines.steps import platform_check
 
 
@@ -172,7 +173,7 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
     configure = partial(pod_spec.configure_task, platform=platform, budget=budget)
 
     @dsl.pipeline(
-        name="tuneline-customization",
+        name=CUSTOMIZATION_PIPELINE,
         description="Customize a language model on your own text and deploy it.",
         pipeline_config=pod_spec.pipeline_config(platform),
     )

@@ -28,6 +28,7 @@ from pipelines.config.customization_chain import (
     sets_base_model,
 )
 from pipelines.config.customization_config import YAML_TYPE_NAMES, Customization, Values, find_section, parse_values
+from pipelines.definition.pipeline_names import CHAIN_PARAMETER
 
 PARAMETER_KEYS: dict[str, str] = {
     "sources": "data_curation.sources",
@@ -45,7 +46,7 @@ PARAMETER_KEYS: dict[str, str] = {
 # Numbers that may be null; 0 in the form.
 AUTOMATIC_PARAMETERS = ("max_steps", "epochs", "learning_rate", "batch_size", "max_length")
 PARAMETERS_SOURCE = "the run's parameters"
-CHAIN_PARAMETER = "configurations"  # of the pipeline of a chain
+CHAIN_HINT = "Quote each customization, for example ['seed: 1', 'seed: 2']."
 
 
 class _SingleLineDumper(yaml.SafeDumper):
@@ -132,16 +133,23 @@ def parse_customization(text: str) -> Customization:
     return require_absolute_paths(parse_values(_parse_sections(text), PARAMETERS_SOURCE))
 
 
-def parse_chain(texts: Sequence[str]) -> list[ChainedCustomization]:
+def parse_chain(texts: Sequence[object]) -> list[ChainedCustomization]:
     """Parse the texts of a chain's customizations, the run's parameter `configurations`.
 
     Raises:
-        ConfigurationError: a text is not a YAML mapping, a value is invalid, a path is relative, or the customizations are
-            not a chain.
+        ConfigurationError: the list is empty, an element is not the text of a YAML mapping, a value is invalid, a path is
+            relative, or the customizations are not a chain.
     """
+    if not texts:
+        raise ConfigurationError(
+            f"{CHAIN_PARAMETER} is an empty list; expected texts of customization.yaml", hint=CHAIN_HINT
+        )
     entries = []
     for number, text in enumerate(texts):
         source = f"{CHAIN_PARAMETER}[{number}]"
+        if not isinstance(text, str):
+            kind = YAML_TYPE_NAMES.get(type(text), "null")
+            raise ConfigurationError(f"{source} is {kind}; expected the text of a customization.yaml", hint=CHAIN_HINT)
         values = _parse_sections(text, source)
         config = require_absolute_paths(parse_values(values, source))
         entries.append(ChainEntry(source, config, sets_base_model(values)))

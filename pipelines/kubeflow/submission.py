@@ -34,7 +34,7 @@ from components.common.runtime.errors import (
 )
 from components.common.runtime.reporters import Reporter
 from components.common.runtime.yaml_loading import load_yaml
-from pipelines.definition.chain_steps import CHAIN_PIPELINE
+from pipelines.definition.pipeline_names import CHAIN_PARAMETER, CHAIN_PIPELINE, CUSTOMIZATION_PIPELINE
 
 TOKEN_VARIABLES = ("KF_PIPELINES_TOKEN", "KFP_EXISTING_TOKEN")  # the kfp command reads the second one
 PROJECTED_TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
@@ -43,7 +43,6 @@ REQUEST_TIMEOUT_SECONDS = 30.0  # for one call; urllib3 makes up to four calls
 UNRESPONSIVE_TIMEOUT_SECONDS = 600.0  # `wait_for_run` fails after this time without an answer
 MAX_LINE_CHARACTERS = 400  # of a message of the server
 FINAL_STATES = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
-CUSTOMIZATION_PIPELINE = "tuneline-customization"
 HEALTH_PATH = "/apis/v2beta1/healthz"
 ENDPOINT_HINT = (
     "within the cluster, use http://ml-pipeline.kubeflow.svc.cluster.local:8888; from outside, forward this port"
@@ -212,6 +211,7 @@ PARAMETER_TYPES = {
     "LIST": (list, 'a list, for example ["/data/a.jsonl"]', """'["/data/a.jsonl"]'"""),
     "STRUCT": (dict, "a mapping, for example {a: 1}", "'{a: 1}'"),
 }
+CHAIN_TYPE = (list, 'a list of texts, for example ["seed: 1"]', """'["seed: 1", "seed: 2"]'""")
 
 
 def parse_parameters(given: Sequence[str], declared: JsonObject) -> JsonObject:
@@ -239,7 +239,9 @@ def parse_parameters(given: Sequence[str], declared: JsonObject) -> JsonObject:
                 f"the pipeline has no parameter {name}",
                 hint=f"Choose one of: {', '.join(sorted(declared))}." if declared else "Omit --param.",
             )
-        kind, description, example = PARAMETER_TYPES[declared[name]["parameterType"]]
+        kind, description, example = (
+            CHAIN_TYPE if name == CHAIN_PARAMETER else PARAMETER_TYPES[declared[name]["parameterType"]]
+        )
         value: object = text
         if kind is not str:
             with contextlib.suppress(yaml.YAMLError, ValueError):
@@ -283,13 +285,12 @@ def check_chain_parameter(declared: JsonObject, values: JsonObject) -> None:
     """Validate the customizations that the first step of a chain's run will parse; see `check_parameters`."""
     from pipelines.definition import run_parameters
 
-    compiled = declared.get(run_parameters.CHAIN_PARAMETER, {}).get("defaultValue", [])
+    compiled = declared.get(CHAIN_PARAMETER, {}).get("defaultValue", [])
     try:
         run_parameters.parse_chain(compiled)
     except ConfigurationError:
         return
-    texts = [str(text) for text in values[run_parameters.CHAIN_PARAMETER]]
-    run_parameters.check_compiled_chain(run_parameters.parse_chain(texts), compiled)
+    run_parameters.check_compiled_chain(run_parameters.parse_chain(values[CHAIN_PARAMETER]), compiled)
 
 
 def wait_for_run(run: SubmittedRun, reporter: Reporter, *, timeout: float = 0.0, interval: float = 5.0) -> SubmittedRun:

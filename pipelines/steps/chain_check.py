@@ -8,37 +8,21 @@ from components.common.models import model_loading
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace.artifact_store import Workdir
-from components.fine_tuning import model_support
-from components.triton_packaging import quantization
 from pipelines.config.customization_chain import ChainedCustomization
-from pipelines.config.customization_config import Customization
-from pipelines.steps import curation_inputs, input_resolution
+from pipelines.steps import input_resolution
 
 
 def check_later_customizations(chain: Sequence[ChainedCustomization], work: Workdir, reporter: Reporter) -> None:
     """Check what would otherwise be checked after the first training run; a run itself checks the first customization.
 
     Raises:
-        ConfigurationError, InputError: a source, a model or an evaluation task of a later customization is invalid, its
-            model and the champion are of different kinds, or a reward model would read other tokens than the model that it
-            scores.
+        ConfigurationError, InputError: a source, a model, a reward or an evaluation task of a later customization is
+            invalid, its model and the champion are of different kinds, the release policy refuses its model, or a
+            reward model would read other tokens than the model that it scores.
     """
     for link in chain[1:]:
-        _check_inputs(link.customization, work, reporter)
+        input_resolution.check_customization(link.customization, work, reporter)
     check_tokenizers(chain)
-
-
-def _check_inputs(customization: Customization, work: Workdir, reporter: Reporter) -> None:
-    curation_inputs.list_inputs(customization, work, reporter)
-    outline = model_loading.load_outline(customization.fine_tuning.base_model)
-    if outline.base:
-        model_loading.check_base_model(outline.base)
-    for recipe in customization.fine_tuning.recipes.values():
-        model_support.check_model(recipe, outline.config)
-    quantization.check_quantizable(customization.triton_packaging, outline.config)
-    input_resolution.check_training_models(customization, outline)
-    input_resolution.check_champion_kind(customization, work)
-    input_resolution.check_evaluation_tasks(customization, lambda: (outline.tokenizer, outline.config), reporter)
 
 
 def check_tokenizers(chain: Sequence[ChainedCustomization]) -> None:

@@ -15,6 +15,7 @@ from components.common.artifacts import code_digest, hashing
 from components.common.artifacts.artifact_folder import REWARD_MODEL
 from components.common.launch import launcher_settings
 from components.common.models import compute_devices, model_loading
+from components.common.models.model_loading import ModelOutline
 from components.common.runtime import mounts
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
@@ -66,25 +67,20 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     """
     check_consistency(config)
     reporter.step("resolving the sources")
-    inputs = curation_inputs.list_inputs(config, workdir, reporter)
-    curation_inputs.fetch_earlier_revisions(config, inputs.earlier_revisions, workdir, reporter)
+    inputs = fetch_inputs(config, workdir, reporter)
     reporter.step("resolving the base model")
     base = model_loading.resolve_base_model(config.fine_tuning.base_model, reporter)
     model_loading.check_base_model(base)
-    model_config = model_loading.load_configuration(base.path)
-    for recipe in config.fine_tuning.recipes.values():
-        model_support.check_model(recipe, model_config)
-    quantization.check_quantizable(config.triton_packaging, model_config)
-    initial_sha256 = find_initial_adapter(config, base.sha256, model_config)
+    outline = ModelOutline(model_loading.load_configuration(base.path), model_loading.load_tokenizer(base.path), base)
+    initial_sha256 = check_recipes(config, base, outline.config)
     config = pin_training_models(config, base, reporter)
-    workloads = _check_tasks_with(base, config, reporter)
+    workloads = check_tasks_and_policy(config, outline, reporter)
     reporter.step("resolving the champion")
     reason = get_unproven_reason(config)
     if reason:
         reporter.note(format_unproven_warning(reason))
     if warning := mounts.format_database_warning(os.environ.get("MLFLOW_TRACKING_URI", "")):
         reporter.note(warning)
-    policy_preflight.check_policy(config, base, workloads, reporter)
 
     def find_incumbent(finetune_key: str) -> str | None:
         incumbent = _fetch_incumbent(config, workdir, finetune_key, reporter)
@@ -92,6 +88,48 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
         return incumbent
 
     return build_plans(config, inputs, base.sha256, find_incumbent, reason, workloads, initial_sha256)
+
+
+def check_customization(config: Customization, workdir: Workdir, reporter: Reporter) -> None:
+    """Make the checks of `resolve_plans` that do not fetch the models, for a later customization of a chain.
+
+    Raises:
+        ConfigurationError, InputError: see `resolve_plans`.
+    """
+    fetch_inputs(config, workdir, reporter)
+    outline = model_loading.load_outline(config.fine_tuning.base_model)
+    if outline.base:
+        model_loading.check_base_model(outline.base)
+    check_recipes(config, outline.base, outline.config)
+    check_training_models(config, outline)
+    check_champion_kind(config, workdir)
+    check_tasks_and_policy(config, outline, reporter)
+
+
+def fetch_inputs(config: Customization, workdir: Workdir, reporter: Reporter) -> CurationInputs:
+    """Return the inputs of the curation after fetching the earlier revisions."""
+    inputs = curation_inputs.list_inputs(config, workdir, reporter)
+    curation_inputs.fetch_earlier_revisions(config, inputs.earlier_revisions, workdir, reporter)
+    return inputs
+
+
+def check_recipes(
+    config: Customization, base: model_loading.LocalBaseModel | None, model_config: PretrainedConfig
+) -> str | None:
+    """Check that the base model can be trained with the recipes, and quantized. Return the initial adapter's digest."""
+    for recipe in config.fine_tuning.recipes.values():
+        model_support.check_model(recipe, model_config)
+    quantization.check_quantizable(config.triton_packaging, model_config)
+    if launcher_settings.load_settings().entry.uses_this_machine:
+        rewards.check_machine(config.fine_tuning.grpo.rewards)
+    return find_initial_adapter(config, base.sha256 if base else None, model_config)
+
+
+def check_tasks_and_policy(config: Customization, outline: ModelOutline, reporter: Reporter) -> list[TaskWorkload]:
+    """Return the workload of the evaluation's tasks after the checks of the tasks and of the release policy."""
+    workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
+    policy_preflight.check_policy(config, outline.base, workloads, reporter)
+    return workloads
 
 
 def find_initial_adapter(config: Customization, base_sha256: str | None, model_config: PretrainedConfig) -> str | None:
@@ -103,17 +141,15 @@ def find_initial_adapter(config: Customization, base_sha256: str | None, model_c
 
 def pin_training_models(config: Customization, base: model_loading.LocalBaseModel, reporter: Reporter) -> Customization:
     """Return the customization with the digests of its teacher and its reward models, after their checks."""
-    tuning = config.fine_tuning
-    if launcher_settings.load_settings().entry.uses_this_machine:
-        rewards.check_machine(tuning.grpo.rewards)
-    tuning = distillation.pin_teacher(tuning, distillation.resolve_teacher(tuning, base.path, reporter))
+    teacher = distillation.resolve_teacher(config.fine_tuning, base.path, reporter)
+    tuning = distillation.pin_teacher(config.fine_tuning, teacher)
     reward_models = reward_sources.open_reward_models(tuning, base.path)
     reward_sources.resolve_bases(reward_models, reporter)  # so that a missing one does not end the fine-tuning step
     tuning = reward_sources.pin_reward_models(tuning, reward_models)
     return config.model_copy(update={"fine_tuning": tuning})
 
 
-def check_training_models(config: Customization, outline: model_loading.ModelOutline) -> Customization:
+def check_training_models(config: Customization, outline: ModelOutline) -> Customization:
     """Check the teacher and the reward models, and return the customization with their digests.
 
     The digest of a teacher that is not on this machine stays unknown, as does a reward model that an earlier customization
@@ -279,16 +315,13 @@ def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, repo
     """
     check_consistency(config, can_promote=False)
     if stage == "data_curation":
-        inputs = curation_inputs.list_inputs(config, workdir, reporter)
-        curation_inputs.fetch_earlier_revisions(config, inputs.earlier_revisions, workdir, reporter)
-        plan = build_curation_plan(config, inputs)
+        plan = build_curation_plan(config, fetch_inputs(config, workdir, reporter))
     elif stage == "triton_packaging":
         plan = build_packaging_plan(config, get_unproven_reason(config))
     else:
         base = model_loading.resolve_base_model(config.fine_tuning.base_model, reporter)
         if stage == "fine_tuning":
-            configuration = model_loading.load_configuration(base.path)
-            initial_sha256 = find_initial_adapter(config, base.sha256, configuration)
+            initial_sha256 = check_recipes(config, base, model_loading.load_configuration(base.path))
             config = pin_training_models(config, base, reporter)
             plan = build_fine_tuning_plan(config, base.sha256, initial_sha256)
         else:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.errors import ConfigurationError, UsageError
 from pipelines.config.customization_chain import insert_models, load_chain
 from pipelines.config.platform_config import Platform
 from pipelines.definition import compilation, run_parameters
@@ -166,6 +166,13 @@ def test_changed_configurations_must_fit_the_compiled_tasks(tmp_path: Path, comp
     )
     with pytest.raises(ConfigurationError, match=r"the parameter `configurations\[0\]` is a list"):
         submission.check_chain_parameter(declared, {"configurations": ["- a"]})
+    for value, kind in (({"seed": 1}, "a mapping"), ([], "a list"), (1, "a number"), (None, "null")):
+        with pytest.raises(ConfigurationError, match=rf"^configurations\[1\] is {kind}; expected the text of a custom"):
+            submission.check_chain_parameter(declared, {"configurations": [texts[0], value]})
+    with pytest.raises(ConfigurationError, match="configurations is an empty list; expected texts"):
+        submission.check_chain_parameter(declared, {"configurations": []})
+    with pytest.raises(UsageError, match="the parameter configurations is 'abc'; expected a list of texts"):
+        submission.parse_parameters(["configurations=abc"], declared)
 
 
 def test_submitted_chain_is_one_run_and_its_parameter_is_checked(tmp_path: Path) -> None:

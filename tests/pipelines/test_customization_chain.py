@@ -6,6 +6,7 @@ Long tier: the test of SFT and DPO runs the pipeline twice.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ import yaml
 
 from components.common.gate_rules import SUITE_PREFIX
 from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.reporters import SilentReporter
+from components.common.workspace.artifact_store import Workdir
+from components.model_registry import signing_keys
 from pipelines.config.customization_chain import load_chain, replace_base_model
 from pipelines.config.customization_config import Customization
 from pipelines.runs import local_runner, run_summary
+from pipelines.steps import chain_check
 from tests.pipelines.command import ROOT, answer, refusal, run_in_process
 from tests.pipelines.project import CONFIGURATION, write_project
 from tests.tiny import tiny_model
@@ -92,6 +97,31 @@ def test_dry_run_refuses_a_reward_model_with_another_tokenizer(tmp_path: Path) -
         process = run_in_process("run", *options, *arguments, "--workdir", tmp_path / "wd", "--json", cwd=tmp_path)
         assert process.returncode == 2
         assert "whose tokenizer or chat template differs" in json.loads(process.stdout)["error"]["message"]
+
+
+JUDGE = {"kind": "judge", "judge": {"base_url": "http://127.0.0.1:9/v1", "model": "j", "api_key_env": "ABSENT_KEY"}}
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"objective": "grpo", "packing": False, "grpo": {"rewards": [JUDGE]}}, "ABSENT_KEY"),
+        ({"initial_adapter": "/none"}, "fine_tuning.initial_adapter: /none"),
+        ({}, "TUNELINE_SIGNING_KEY"),
+    ],
+    ids=["judge key", "adapter", "signer of the policy check"],
+)
+def test_later_customization_is_checked_like_the_first(
+    section: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    if not section:
+        monkeypatch.setenv(signing_keys.KEY_VARIABLE, "/none.pem")
+    base = str(tiny_model(tmp_path / "tiny"))
+    options = ["evaluation.suite=none", "evaluation.tasks=[{kind: held_out}]"]
+    chain = load_chain(write_chain(tmp_path, {"base_model": base}, {"base_model": base, **section}), options)
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        chain_check.check_later_customizations(chain, Workdir(tmp_path / "wd"), SilentReporter())
 
 
 def test_virtual_tokens_cannot_be_tuned_further(tmp_path: Path) -> None:

@@ -1333,6 +1333,8 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
+    "configurations is an empty list; expected texts of customization.yaml": ("configuration", 2),
+    "configurations[…] is …; expected the text of a customization.yaml": ("configuration", 2),
     "configurations trains …; the pipeline is compiled for …": ("configuration", 2),
     "--pipeline … has … configurations; only --pipeline customization accepts several": ("usage", 2),
     "fine_tuning.grpo.rewards[…].model: … is not a reward model": ("configuration", 2),
