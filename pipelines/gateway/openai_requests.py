@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
+from components.common.runtime import json_loading
 from pipelines.gateway.errors import invalid
 from pipelines.gateway.tool_calls import ToolChoice, build_call_schema
 
@@ -193,7 +194,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         RequestError: the body is not a JSON object, or is nested too deeply.
     """
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=json_loading.reject_constant)
         if b"\\ud" in body.lower():  # a lone surrogate has no UTF-8 form
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -218,10 +219,6 @@ def parse_json(body: bytes) -> dict[str, Any]:
         if not level:
             return value
     raise invalid(f"the body is nested deeper than {MAX_JSON_DEPTH} levels", code="invalid_json")
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON value")
 
 
 def parse_chat(body: Mapping[str, Any]) -> GenerationCall:
@@ -373,7 +370,7 @@ def _translate_message(message: Message, number: int) -> dict[str, Any]:
 
 def _parse_arguments(call: ToolCall, number: int) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments or "{}", parse_constant=_refuse_constant)
+        arguments = json_loading.DECODER.decode(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

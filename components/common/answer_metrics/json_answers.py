@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.json_loading import reject_constant
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
@@ -30,9 +31,6 @@ def parse_json_answer(answer: str) -> Any:
     Raises:
         InvalidJSONAnswerError: The answer is invalid JSON, NaN or Infinity.
     """
-
-    def reject_constant(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not a JSON value")
 
     text = answer.strip()
     fenced = CODE_FENCE.match(text)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
+
+from components.common.runtime.json_loading import DECODER
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
 LINE_OPENING = '\n{"name": "'  # of a call after text, as in the rows of a dataset
@@ -94,11 +96,13 @@ def _read_calls(body: str, allows: Callable[[str], bool]) -> list[Call]:
             inner = each.get("function") if isinstance(each, dict) else None
             call = inner if isinstance(inner, dict) else each
             name = call.get("name") if isinstance(call, dict) else None
-            arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
+            arguments = call.get("arguments", call.get("parameters")) if isinstance(call, dict) else None
             arguments = DECODER.decode(arguments) if isinstance(arguments, str) else arguments
             if not isinstance(name, str) or not allows(name) or not isinstance(arguments, dict):
                 return []
-            calls.append((name, json.dumps(arguments, ensure_ascii=False)))
+            written = json.dumps(arguments, ensure_ascii=False)
+            written.encode()  # a UnicodeEncodeError, which is a ValueError, for half of a surrogate pair
+            calls.append((name, written))
     except (ValueError, RecursionError):
         return []
     return calls
@@ -112,10 +116,3 @@ def _decode_all(body: str) -> list[Any]:
         values += value if isinstance(value, list) else [value]
         position = SEPARATORS.match(body, position).end()  # type: ignore[union-attr]
     return values
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

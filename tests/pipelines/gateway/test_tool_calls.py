@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import pytest
@@ -10,7 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from components.common.models.tool_calls import MAX_PARSED_CHARACTERS
+from pipelines.gateway.completions import CHAT, Completion, encode_event
 from pipelines.gateway.errors import RequestError
+from pipelines.gateway.openai_requests import parse_chat
+from pipelines.gateway.telemetry import AnswerMeasures
 from pipelines.gateway.tool_calls import CallBuffer, ToolChoice, build_call_schema
 
 AUTO = ToolChoice(frozenset({"find", "add"}))
@@ -62,6 +68,9 @@ TEXTS = {
     "a call after another object": 'See:\n{"name": "Ada"}\n{"name": "find", "arguments": {"q": "x"}}',
     "text after a call": '{"name": "find", "arguments": {"q": "x"}}\nDone.',
     "a number that JSON does not have": '{"name": "add", "arguments": {"a": NaN}}',
+    "a number beyond the range of floats": '{"name": "add", "arguments": {"a": 1e999}}',
+    "half of a surrogate pair": '{"name": "add", "arguments": {"a": "\\ud800"}}',
+    "an object without arguments": '{"name": "find", "age": 7}',
     "an unfinished call after a text": 'Let me look.\n{"name": "find", "argum',
     "a deeply nested list": "[" * 100_000,
     "white space": "  \n",
@@ -177,3 +186,14 @@ def test_a_client_that_handles_one_call_gets_the_first() -> None:
     assert buffer.feed(text) == "Let me look."
     assert single.split(text) == ("Let me look.", [FIND])
     assert buffer.finish() == ("", [FIND])
+
+
+def test_arguments_that_are_not_utf8_do_not_end_the_response() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    call = parse_chat({"model": "m", "messages": [{"role": "user", "content": "Add."}], "tools": tools})
+    model: Any = SimpleNamespace(version="1", fingerprint="f")
+    triton: Any = None
+    completion = Completion(triton, model, call, CHAT, AnswerMeasures())
+    completion.choices[0].text = TEXTS["half of a surrogate pair"]
+    response = json.loads(encode_event(completion.format_response()).removeprefix(b"data: "))
+    assert response["choices"][0]["message"]["content"] == TEXTS["half of a surrogate pair"]
