@@ -197,7 +197,8 @@ def _describe_serving(results: Results) -> str:
         f"{serving['free_bytes_before'] / GB:.0f} GB that the weights leave free.\n\n"
         + table_of(["clients", "tokens/s", "÷ generate", "GPU use", "sampled tokens/s"], rows)
         + '\nThe column "sampled tokens/s" uses temperature 0.7, top_p 0.9 and a separate seed per request.\n'
-        "In these runs, the CPU listed the positions of cached tokens between steps, which took 2 of 14 ms with 16 clients and 6 of 26 ms with 64. Now numpy computes them: for 64\n"
+        "In these runs, the CPU listed the positions of cached tokens between steps, which took 2 of 14 ms with 16 clients and\n"
+        "6 of 26 ms with 64. Now numpy computes them: for 64\n"
         "requests of 2,000 tokens, in 0.5 ms instead of 31 ms on one core of another machine.\n"
     )
 
