@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -44,10 +45,31 @@ def test_tests_decide(program: str, expected: bool) -> None:
     assert passes_tests(build(program, test, entry_point="add")) is expected
 
 
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\nPoint(1)", True),
+        (
+            "import pickle\nclass Point: pass\nassert type(pickle.loads(pickle.dumps(Point()))) is Point",
+            True,
+        ),
+        ("def add(a: Absent): pass", False),
+    ],
+)
+def test_program_is_an_ordinary_module(program: str, expected: bool) -> None:
+    assert passes_tests(build(program, "pass")) is expected
+
+
 def attempt(statement: str) -> str:
     """Return a program that sets `reached` to whether the statement succeeds."""
     lines = "\n".join(f"    {line}" for line in statement.splitlines())
     return f"import os\nreached = False\ntry:\n{lines}\n    reached = True\nexcept OSError:\n    pass"
+
+
+def call_kernel(name: str) -> str:
+    """Return a statement that makes a system call with small arguments, and raises OSError if it fails."""
+    number = sandbox_process.DENIED_CALLS[name][sandbox_process.ARCHITECTURES[platform.machine()][2]]
+    return f"import ctypes\nif ctypes.CDLL(None).syscall({number}, 0, 1, 0) < 0: raise OSError"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +91,9 @@ def attempt(statement: str) -> str:
         "os.chroot('.')",
         "open('big', 'wb').write(bytes(20 << 20))",
         "os.memfd_create('memory')",
+        "import socket; socket.socketpair()",
+        call_kernel("semget"),
+        call_kernel("memfd_secret"),
     ],
 )
 def test_program_cannot_leave_its_process(statement: str) -> None:

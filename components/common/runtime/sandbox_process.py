@@ -16,6 +16,7 @@ import resource
 import signal
 import struct
 import sys
+import types
 from pathlib import Path
 
 READY = b"ready "  # written before the program starts
@@ -33,61 +34,46 @@ PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 
 LAST_CAPABILITY = 63
 CAPABILITY_VERSION_3 = 0x20080522
 X32_CALLS = 0x40000000  # a second numbering of the system calls of x86-64
-# By machine: seccomp's number of the architecture, the number of pivot_root(2), and those of the denied system calls:
-# clone, vfork, fork, execve, execveat, clone3; socket, prctl, unshare, setns, ptrace, process_vm_readv, process_vm_writev;
-# for memory beyond the limit shmget, msgget, mq_open, memfd_create; and rarely needed parts of the kernel: bpf, add_key,
-# request_key, keyctl, perf_event_open, userfaultfd, io_uring_setup.
-X86_DENIED = (
-    56,
-    58,
-    57,
-    59,
-    322,
-    435,
-    41,
-    157,
-    272,
-    308,
-    101,
-    310,
-    311,
-    29,
-    68,
-    240,
-    319,
-    321,
-    248,
-    249,
-    250,
-    298,
-    323,
-    425,
-)
-ARM_DENIED = (
-    220,
-    221,
-    281,
-    435,
-    198,
-    167,
-    97,
-    268,
-    117,
-    270,
-    271,
-    194,
-    186,
-    180,
-    279,
-    280,
-    217,
-    218,
-    219,
-    241,
-    282,
-    425,
-)
-ARCHITECTURES = {"x86_64": (0xC000003E, 155, X86_DENIED), "aarch64": (0xC00000B7, 41, ARM_DENIED)}
+# Numbers of the denied system calls on x86-64 and arm64; -1: it does not exist
+DENIED_CALLS = {
+    # other processes and programs
+    "clone": (56, 220),
+    "fork": (57, -1),
+    "vfork": (58, -1),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "clone3": (435, 435),
+    "prctl": (157, 167),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    # sockets
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    # memory beyond the limit
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "io_setup": (206, 0),
+    "io_uring_setup": (425, 425),
+    "inotify_init": (253, -1),
+    "inotify_init1": (294, 26),
+    # rarely needed parts of the kernel
+    "bpf": (321, 280),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+}
+# By machine: seccomp's number of the architecture, the number of pivot_root(2), and the column of `DENIED_CALLS`
+ARCHITECTURES = {"x86_64": (0xC000003E, 155, 0), "aarch64": (0xC00000B7, 41, 1)}
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -205,11 +191,12 @@ def build_filter() -> bytes:
     """Return the seccomp filter in classic BPF: EPERM for the denied system calls (seccomp(2))."""
     load, equal, at_least, return_value = 0x20, 0x15, 0x35, 0x06
     allow, deny, kill = 0x7FFF0000, 0x00050000 | 1, 0x80000000
-    architecture, _, denied = ARCHITECTURES[platform.machine()]
+    architecture, _, column = ARCHITECTURES[platform.machine()]
     rules = [(load, 0, 0, 4), (equal, 1, 0, architecture), (return_value, 0, 0, kill), (load, 0, 0, 0)]
     rules += [(at_least, 0, 1, X32_CALLS), (return_value, 0, 0, kill)]
-    for number in denied:
-        rules += [(equal, 0, 1, number), (return_value, 0, 0, deny)]
+    for numbers in DENIED_CALLS.values():
+        if (number := numbers[column]) >= 0:
+            rules += [(equal, 0, 1, number), (return_value, 0, 0, deny)]
     rules.append((return_value, 0, 0, allow))
     return b"".join(struct.pack("HBBI", *rule) for rule in rules)
 
@@ -217,11 +204,13 @@ def build_filter() -> bytes:
 def run(program: str, test: str, entry_point: str) -> None:
     """Run the program, then the test, and call its `check` with the tested function if the row names one."""
     random.seed(0)
-    names: dict[str, object] = {"__name__": "answer"}
-    exec(compile(program, "answer.py", "exec"), names)  # noqa: S102 - the purpose of this process
-    exec(compile(test, "test.py", "exec"), names)  # noqa: S102
+    module = sys.modules["answer"] = types.ModuleType("answer")  # for dataclasses and pickle
+    names = vars(module)
+    sources = {"answer.py": program, "test.py": test}
+    for code in [compile(text, name, "exec", dont_inherit=True) for name, text in sources.items()]:
+        exec(code, names)  # noqa: S102 - the purpose of this process
     if entry_point:
-        names["check"](names[entry_point])  # type: ignore[operator]
+        names["check"](names[entry_point])
 
 
 if __name__ == "__main__":
