@@ -53,6 +53,7 @@ REWARD_METRICS = {
     "completions/clipped_ratio": "truncated_answers",
     "frac_reward_zero_std": "equal_reward_groups",
 }
+UNSCORED_METRIC = re.compile(r"unscored/(\w+)")  # share of answers without a score of a reward that a service computes
 REWARD_METRIC = re.compile(r"(?P<split>eval_)?rewards/(?P<name>\w+)/mean")  # TRL's name of the mean of one reward
 LogLine = dict[str, Any]
 
@@ -282,7 +283,9 @@ def _list_losses(state: TrainerState) -> list[float]:
 
 
 def rename_metrics(logs: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the values that are logged, by their names in METRIC_NAMES and REWARD_METRICS; of each reward as reward_NAME."""
+    """Return the values that are logged, by their names in METRIC_NAMES and REWARD_METRICS; of each reward as reward_NAME
+    and, if a service computes it, unscored_NAME.
+    """
     values = {}
     has_rewards = "reward" in logs or "eval_reward" in logs
     for name, value in logs.items():
@@ -290,6 +293,8 @@ def rename_metrics(logs: Mapping[str, float | None]) -> dict[str, float]:
             continue
         found = REWARD_METRIC.fullmatch(name)
         reward_name = f"{'validation_' if found['split'] else ''}reward_{found['name']}" if found else ""
+        if unscored := UNSCORED_METRIC.fullmatch(name):
+            reward_name = f"unscored_{unscored[1]}"
         if value is not None and (renamed := METRIC_NAMES.get(name) or REWARD_METRICS.get(name) or reward_name):
             values[renamed] = float(value)
     return values

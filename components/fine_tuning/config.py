@@ -12,7 +12,7 @@ import re
 from importlib import util
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.common.answer_metrics import json_answers
 from components.common.models.adaptations import ADAPTATIONS, Adaptation, AdaptationName
@@ -20,6 +20,7 @@ from components.common.models.compute_devices import Device
 from components.common.runtime import chat_endpoint
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.validation_errors import describe_validation_error
+from components.fine_tuning import judge_rewards
 from components.fine_tuning.judge_rewards import DEFAULT_CRITERIA
 from components.fine_tuning.mixing import MixingSettings
 from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
@@ -343,10 +344,17 @@ class RewardConfig(Section):
         return self
 
 
+def _check_judges(entries: list[RewardConfig]) -> list[RewardConfig]:
+    judges = [judge_rewards.identify(entry.judge) for entry in entries if entry.judge]
+    if len(set(judges)) < len(judges):
+        raise ValueError("two judges have the same base_url, model and criteria; expected each judge once")
+    return entries
+
+
 class GrpoConfig(Section):
     """Reinforcement learning: the model answers each prompt several times, and better answers become more likely."""
 
-    rewards: list[RewardConfig] = Field(
+    rewards: Annotated[list[RewardConfig], AfterValidator(_check_judges)] = Field(
         [],
         max_length=16,
         description="Checks that score an answer. The reward is their weighted mean. Required by the objectives grpo and rloo.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 import threading
@@ -48,6 +49,7 @@ DEFAULT_CRITERIA = (
 )
 MAX_JUDGEMENT_TOKENS = 512
 CHARACTERS_PER_TOKEN = 3  # if the endpoint does not report tokens
+MAX_REJECTIONS = 8  # requests that the endpoint rejects before it has answered one
 MAX_STATED_TOKENS = 100_000_000  # of a request; a larger number is an error of the endpoint
 
 
@@ -108,7 +110,7 @@ def probe(judge: JudgeConfig) -> None:
 
 
 def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
-    """Return a function that returns the reward of each request and answer, from 0 to 1; 0 without a score.
+    """Return a function that returns the reward of each request and answer, from 0 to 1; nan without a score.
 
     Args:
         judge: The settings.
@@ -120,8 +122,12 @@ def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[
     endpoint, identity = _open_endpoint(judge, judge.retries), identify(judge)
     rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     path = folder / f"{JUDGEMENTS_PREFIX}{rank}.jsonl" if folder else None
-    known = {one.key: one for one in read_judgements(folder)} if folder else {}
-    used = sum(one.tokens for one in _read_file(path) if one.judge == identity) if path else 0
+    own = _read_file(path) if path else []
+    known: dict[str, Judgement] = {}
+    for one in [*own, *(read_judgements(folder) if folder else [])]:
+        known.setdefault(one.key, one)  # another process may have got another score, and this one used its own
+    used = sum(one.tokens for one in own if one.judge == identity)
+    rejected: dict[str, RequestRejectedError] = {}  # stored once the endpoint answers another request
     lock = threading.Lock()
 
     def judge_answer(request: str, answer: str) -> None:
@@ -132,12 +138,21 @@ def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[
                 f"{processes} processes",
                 hint="Increase max_tokens of the judge in fine_tuning.grpo.rewards, and run the same command again.",
             )
-        judgement = _ask(endpoint, judge, request, answer)
+        try:
+            judgement = _ask(endpoint, judge, request, answer)
+        except RequestRejectedError as error:
+            if not error.is_request_specific:
+                raise
+            rejected[hashing.digest([identity, request, answer])] = error  # for example, the answer is too long
+            return
         with lock:
             used += judgement.tokens
-            if path:
-                _append(path, judgement)
-            known[judgement.key] = judgement
+            store(judgement)
+
+    def store(judgement: Judgement) -> None:
+        if path:
+            _append(path, judgement)
+        known[judgement.key] = judgement
 
     def score(answers: Sequence[tuple[str, str]]) -> list[float]:
         keys = [hashing.digest([identity, *each]) for each in answers]
@@ -156,8 +171,18 @@ def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[
                 endpoint.stopped.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 endpoint.stopped.clear()
-        scores = [known[key].score for key in keys]
-        return [0.0 if one is None else (one - MIN_SCORE) / (MAX_SCORE - MIN_SCORE) for one in scores]
+        if not unknown.keys() <= rejected.keys():
+            for key in sorted(rejected):
+                store(Judgement(identity, key, None, 0))
+            rejected.clear()
+        elif len(rejected) >= MAX_REJECTIONS:
+            raise InterruptedRunError(
+                f"the judge of the rewards at {judge.base_url} rejects all of {len(rejected)} requests: "
+                f"{next(iter(rejected.values())).message}",
+                hint=f"Check the endpoint. {RESUME_HINT} The judgements so far are stored.",
+            )
+        scores = [known[key].score if key in known else None for key in keys]
+        return [math.nan if one is None else (one - MIN_SCORE) / (MAX_SCORE - MIN_SCORE) for one in scores]
 
     return score
 
@@ -195,7 +220,7 @@ def _ask(endpoint: ChatEndpoint, judge: JudgeConfig, request: str, answer: str) 
 
     Raises:
         NoAnswerError: all retries failed.
-        RequestRejectedError: the endpoint rejects every request.
+        RequestRejectedError: the endpoint rejects the request.
     """
     identity = identify(judge)
     key = hashing.digest([identity, request, answer])
@@ -205,12 +230,7 @@ def _ask(endpoint: ChatEndpoint, judge: JudgeConfig, request: str, answer: str) 
         {"role": "user", "content": QUESTION.format(request=quoted[0], answer=quoted[1])},
     ]
     body = {"messages": messages, "temperature": 0, "seed": 0, "max_tokens": MAX_JUDGEMENT_TOKENS}
-    try:
-        text, is_truncated, tokens = endpoint.request(body, functools.partial(_read_answer, messages))
-    except RequestRejectedError as error:
-        if not error.is_request_specific:
-            raise
-        return Judgement(identity, key, None, 0)  # for example, the answer is too long
+    text, is_truncated, tokens = endpoint.request(body, functools.partial(_read_answer, messages))
     try:
         return Judgement(identity, key, judge_scores.parse_score(text, is_truncated), tokens)
     except InvalidScoreError:

@@ -61,7 +61,7 @@ class Rollout:
 
 Fields = Mapping[str, Any]  # of a training row
 Check = Callable[[Rollout], float]
-Scorer = Callable[[Sequence[Rollout]], list[float]]
+Scorer = Callable[[Sequence[Rollout]], list[float]]  # nan: without a score
 
 
 @dataclass(frozen=True)
@@ -270,11 +270,21 @@ REWARDS: dict[RewardName, Reward] = {
 
 @dataclass(frozen=True)
 class WeightedReward:
-    """An entry of `grpo.rewards`: its name in metrics, its share of the total reward, and its scorer."""
+    """An entry of `grpo.rewards`: its name in metrics, its share of the total reward, its scorer, and whether it uses a service."""
 
     name: str
     weight: float
-    score: Scorer
+    compute: Scorer
+    has_service: bool = False
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """Return the reward of each rollout; 0 without a score."""
+        return fill_missing(self.compute(rollouts))
+
+
+def fill_missing(scores: Sequence[float]) -> list[float]:
+    """Return the scores with 0 instead of nan."""
+    return [0.0 if math.isnan(score) else score for score in scores]
 
 
 def name_rewards(entries: Sequence[RewardConfig]) -> list[str]:
@@ -357,7 +367,9 @@ def build_rewards(entries: Sequence[RewardConfig], inputs: RewardInputs = Reward
         ConfigurationError: a JSON schema is invalid, or a reward model cannot be loaded.
     """
     return [
-        WeightedReward(name, weight, REWARDS[entry.kind].build(entry, inputs))
+        WeightedReward(
+            name, weight, REWARDS[entry.kind].build(entry, inputs), REWARDS[entry.kind].check_service is not None
+        )
         for name, weight, entry in zip(name_rewards(entries), normalize_weights(entries), entries, strict=True)
     ]
 

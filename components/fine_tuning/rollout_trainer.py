@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,11 +31,15 @@ def build_reward_functions(weighted: Sequence[WeightedReward]) -> list[Callable[
             question: list[str],
             reference: list[str],
             meta: list[str],
+            log_metric: Callable[[str, float], None] = lambda *_: None,
             **_: object,
         ) -> list[float]:
             tokens = [[*prompt, *answer] for prompt, answer in zip(prompts, completion_ids, strict=True)]
             rollouts = map(Rollout, question, reference, completions, tokens, meta)
-            return reward.score(list(rollouts))
+            scores = reward.compute(list(rollouts))
+            if reward.has_service:
+                log_metric(f"unscored/{reward.name}", sum(map(math.isnan, scores)) / len(scores))
+            return rewards.fill_missing(scores)
 
         score.__name__ = reward.name  # the name in TRL's metrics
         return score

@@ -20,8 +20,10 @@ from components.common.artifacts.artifact_folder import Artifact
 from components.common.cost.budgets import BudgetReachedError
 from components.common.runtime.errors import ConfigurationError, EngineMissingError, InterruptedRunError
 from components.fine_tuning import judge_rewards, rewards
+from components.fine_tuning.callbacks import rename_metrics
 from components.fine_tuning.config import FineTuningConfig, RewardConfig
 from components.fine_tuning.rewards import RewardInputs, Rollout
+from components.fine_tuning.rollout_trainer import build_reward_functions
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
 from tests.fine_tuning.recipes import REQUIRED_SETTINGS, recipe
@@ -138,6 +140,54 @@ def test_answers_without_a_score_have_the_reward_0_and_are_counted(judge: Judge,
     }
 
 
+def test_endpoint_that_rejects_every_request_interrupts(judge: Judge, tmp_path: Path) -> None:
+    score = build_reward(judge, tmp_path)
+    rollouts = [Rollout("What?", "", str(number)) for number in range(8)]
+    judge.replies = [(400, "unknown parameter seed")] * 8
+    assert score(rollouts[:2]) == [0.0, 0.0]
+    with pytest.raises(InterruptedRunError, match=r"rejects all of 8 requests: .*HTTP 400: .*unknown parameter seed"):
+        score(rollouts[2:])
+    assert build_reward(judge, tmp_path)(rollouts) == [(rate(str(number)) - 1) / 9 for number in range(8)]
+    judge.replies = [(400, "unknown parameter seed")]
+    with pytest.raises(EngineMissingError, match=r"rejects the request: HTTP 400: .*unknown parameter seed"):
+        rewards.check_services([RewardConfig.model_validate(build_entry(judge))])
+
+
+def test_share_without_a_score_is_logged(judge: Judge) -> None:
+    (reward,) = rewards.build_rewards([RewardConfig.model_validate(build_entry(judge, concurrency=1))])
+    judge.replies = [(200, "I would rather not.")]
+    (function,) = build_reward_functions([reward])
+    logged: dict[str, float] = {}
+    rows = {"question": ["What?"] * 2, "reference": [""] * 2, "meta": ["{}"] * 2}
+    scores = function([[1]] * 2, ["one", "two"], [[2]] * 2, **rows, log_metric=logged.__setitem__)
+    assert scores == [0.0, (rate("two") - 1) / 9]
+    assert rename_metrics(logged) == {"unscored_judge": 0.5}
+
+
+def test_process_keeps_its_own_scores(judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that gives equal answers different scores: each of two processes asked it before the other had stored one."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rollouts = [Rollout("What?", "", "one")]
+
+    def start(rank: int) -> rewards.Scorer:
+        monkeypatch.setenv("RANK", str(rank))
+        return build_reward(judge, tmp_path)
+
+    processes = [start(0), start(1)]
+    judge.replies = [(200, '{"score": 1, "reason": ""}'), (200, '{"score": 10, "reason": ""}')]
+    assert [score(rollouts) for score in processes] == [[0.0], [1.0]]
+    assert [start(rank)(rollouts) for rank in (0, 1)] == [[0.0], [1.0]]
+    file = tmp_path / "judgements-0.jsonl"
+    file.write_text(file.read_text() + (tmp_path / "judgements-1.jsonl").read_text())
+    assert start(0)(rollouts) == [0.0], "the first judgement of a process counts"
+
+
+def test_judge_is_listed_once(judge: Judge) -> None:
+    entries = [build_entry(judge), build_entry(judge, retries=2)]
+    with pytest.raises(ValueError, match="two judges have the same base_url, model and criteria"):
+        FineTuningConfig.model_validate({"objective": "grpo", "grpo": {"rewards": entries}})
+
+
 def test_transient_errors_are_retried_and_a_silent_judge_interrupts(judge: Judge, tmp_path: Path) -> None:
     rollouts = [Rollout("What?", "", answer) for answer in ("one", "two")]
     judge.replies = [(503, "")]
@@ -229,6 +279,7 @@ def test_training_resumes_with_equal_rewards_and_pays_for_no_judgement_twice(
         for model in (expected, resumed)
     )
     assert log == resumed_log
+    assert '"unscored_judge": 0.0' in (resumed.path / "training.jsonl").read_text()
     assert any(log)
 
 

@@ -1350,6 +1350,7 @@ MODEL_ERRORS = {
     "generated code cannot be isolated on this machine: …": ("configuration", 2),
     "the judge of the rewards at … cannot be used: …": ("engine_missing", 1),
     "the judge of the rewards at … stopped answering: …": ("interrupted", 75),
+    "the judge of the rewards at … rejects all of … requests: …": ("interrupted", 75),
     "the judge of the rewards has used … tokens; the limit is … for … processes": ("budget", 75),
     "fine_tuning.distillation.teacher: … has …; the loss compares the probabilities of equal tokens": (
         "configuration",
