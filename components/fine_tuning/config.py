@@ -6,6 +6,7 @@ the model and the rows when the training is planned (components/fine_tuning/reci
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
@@ -896,15 +897,34 @@ class Recipe(FineTuningConfig):
         return self.rows_per_step // (self.micro_batch_size * self.processes)
 
 
-def recipe_from_plan(config: dict[str, Any], sweep_options: dict[str, Any]) -> FineTuningConfig:
+def pop_placement(config: dict[str, Any]) -> dict[str, Any]:
+    """Remove the keys that do not affect the result from the section `fine_tuning` of a plan, and return them.
+
+    They are `parallel` of a sweep, and by position in `grpo.rewards` the keys JUDGE_OPERATION of judges.
+    """
+    placement: dict[str, Any] = {}
+    if sweep := config.get("sweep"):
+        placement["parallel"] = sweep.pop("parallel")
+    rewards = config.get("grpo", {}).get("rewards", [])
+    if judges := {number: entry["judge"] for number, entry in enumerate(rewards) if "judge" in entry}:
+        placement["judges"] = {
+            str(number): {name: judge.pop(name) for name in sorted(JUDGE_OPERATION)} for number, judge in judges.items()
+        }
+    return placement
+
+
+def recipe_from_plan(config: dict[str, Any], placement: dict[str, Any]) -> FineTuningConfig:
     """Return the recipe of a step's plan.
 
     Args:
         config: The section `fine_tuning` of the plan.
-        sweep_options: Keys of `sweep` that do not affect the result and replace those in `config`: `parallel`.
+        placement: The keys that `pop_placement` removed.
     """
-    if sweep_options:
-        config = {**config, "sweep": {**config["sweep"], **sweep_options}}
+    config = copy.deepcopy(config)
+    if "parallel" in placement:
+        config["sweep"]["parallel"] = placement["parallel"]
+    for number, keys in placement.get("judges", {}).items():
+        config["grpo"]["rewards"][int(number)]["judge"] |= keys
     return FineTuningConfig.model_validate(config)
 
 

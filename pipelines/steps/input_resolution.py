@@ -27,7 +27,7 @@ from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.tool_calls import ToolCalls
 from components.fine_tuning import adapters, distillation, model_support, reward_sources, rewards
-from components.fine_tuning.config import PREVIOUS
+from components.fine_tuning.config import PREVIOUS, pop_placement
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import quantization, triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
@@ -267,9 +267,7 @@ def build_fine_tuning_plan(config: Customization, base_sha256: str, initial_adap
         # The settings that are chosen depend on the memory. On a cluster the training's pod may have another limit.
         device = compute_devices.select_device(tuning.device)
         plan["memory_gb"] = round(compute_devices.get_total_memory_bytes(device) / 1e9)
-    where = {}
-    if sweep := plan["config"].get("sweep"):
-        where["parallel"] = sweep.pop("parallel")
+    where = pop_placement(plan["config"])
     if metrics := list_test_call_metrics(config):
         where["tool_call_metrics"] = metrics
     return {**plan, "where": where} if where else plan

@@ -19,6 +19,7 @@ from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from components.fine_tuning import sweep
 from components.fine_tuning.component import fine_tuning
+from components.fine_tuning.config import recipe_from_plan
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import promote, register
 from components.triton_packaging import serving_env, triton_installation
@@ -93,6 +94,29 @@ def test_result_of_a_transient_failure_is_not_cached(tmp_path: Path, is_transien
     (tmp_path / "cache" / "1.json").write_text(json.dumps({"outputs": {"evaluation": evaluation.sha256}}))
     local_runner._drop_stale_cache_entries(tmp_path / "cache", tmp_path / "store")
     assert (tmp_path / "cache" / "1.json").exists() is not is_transient
+
+
+def test_limits_of_a_judge_are_not_part_of_the_cache_key() -> None:
+    judge = {"base_url": "https://judge.example/v1", "model": "rater", "criteria": "Brevity."}
+    other = {**judge, "api_key_env": "KEY", "concurrency": 9, "timeout_seconds": 7, "retries": 1, "max_tokens": 5}
+    customizations = [
+        load_customization(
+            None,
+            [
+                "fine_tuning.objective=grpo",
+                "fine_tuning.packing=false",
+                f"fine_tuning.grpo.rewards={json.dumps(entries)}",
+            ],
+        )
+        for entries in (
+            [{"kind": "f1"}, {"kind": "judge", "judge": one}] for one in (judge, other, {**judge, "model": "other"})
+        )
+    ]
+    plans = [input_resolution.build_fine_tuning_plan(config, "0a") for config in customizations]
+    keys = [input_resolution.drop_placement(plan) for plan in plans]
+    assert keys[0] == keys[1] != keys[2]
+    for config, plan in zip(customizations, json.loads(json.dumps(plans)), strict=True):
+        assert recipe_from_plan(plan["config"], plan["where"]) == config.fine_tuning
 
 
 def test_parallelism_is_not_part_of_the_cache_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
