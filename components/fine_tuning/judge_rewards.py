@@ -6,7 +6,6 @@ Every judgement is stored before it is used, so that a resumed training gets equ
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import re
@@ -25,6 +24,7 @@ from components.common.cost.budgets import BudgetReachedError
 from components.common.runtime import chat_completions, chat_endpoint
 from components.common.runtime.chat_endpoint import ChatEndpoint, NoAnswerError, RequestRejectedError
 from components.common.runtime.errors import RESUME_HINT, EngineMissingError, InterruptedRunError
+from components.fine_tuning import score_files
 
 if TYPE_CHECKING:
     from components.fine_tuning.config import JudgeConfig
@@ -120,13 +120,12 @@ def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[
         ConfigurationError: the API key is not set.
     """
     endpoint, identity = _open_endpoint(judge, judge.retries), identify(judge)
-    rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    path = folder / f"{JUDGEMENTS_PREFIX}{rank}.jsonl" if folder else None
-    own = _read_file(path) if path else []
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    path = score_files.get_own_file(folder, JUDGEMENTS_PREFIX) if folder else None
     known: dict[str, Judgement] = {}
-    for one in [*own, *(read_judgements(folder) if folder else [])]:
-        known.setdefault(one.key, one)  # another process may have got another score, and this one used its own
-    used = sum(one.tokens for one in own if one.judge == identity)
+    for one in read_judgements(folder) if folder else ():
+        known.setdefault(one.key, one)
+    used = sum(line["tokens"] for line in score_files.read(path) if line["judge"] == identity) if path else 0
     rejected: dict[str, RequestRejectedError] = {}  # stored once the endpoint answers another request
     lock = threading.Lock()
 
@@ -151,7 +150,7 @@ def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[
 
     def store(judgement: Judgement) -> None:
         if path:
-            _append(path, judgement)
+            score_files.append(path, asdict(judgement))
         known[judgement.key] = judgement
 
     def score(answers: Sequence[tuple[str, str]]) -> list[float]:
@@ -188,8 +187,8 @@ def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[
 
 
 def read_judgements(folder: Path) -> list[Judgement]:
-    """Return the stored judgements of all processes."""
-    return [one for path in sorted(folder.glob(f"{JUDGEMENTS_PREFIX}*.jsonl")) for one in _read_file(path)]
+    """Return the stored judgements of all processes, of this process first."""
+    return [Judgement(**line) for line in score_files.read_all(folder, JUDGEMENTS_PREFIX)]
 
 
 def summarize(judge: JudgeConfig, folder: Path) -> dict[str, Any]:
@@ -245,20 +244,3 @@ def _read_answer(messages: Sequence[Mapping[str, str]], response: Any) -> tuple[
     tokens = sum(count for count in counts if isinstance(count, int) and 0 <= count <= MAX_STATED_TOKENS)
     characters = len(text) + sum(len(message["content"]) for message in messages)
     return text, response["choices"][0].get("finish_reason") == "length", tokens or characters // CHARACTERS_PER_TOKEN
-
-
-def _read_file(path: Path) -> list[Judgement]:
-    """Return the judgements in a file, without a line that an interruption truncated."""
-    judgements = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        try:
-            judgements.append(Judgement(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue
-    return judgements
-
-
-def _append(path: Path, judgement: Judgement) -> None:
-    """Append a judgement in one write that starts with a new line, after which a truncated line is ignored."""
-    with path.open("ab", buffering=0) as file:
-        file.write(f"\n{json.dumps(asdict(judgement))}\n".encode())

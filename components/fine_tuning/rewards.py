@@ -71,7 +71,7 @@ class RewardInputs:
     Attributes:
         reward_bases: Folders of the base models of reward models, by the folders of the reward models. A base model that
             is not listed is resolved from the manifest.
-        state: Folder of the training's state, where judgements are stored. None: they are not stored.
+        state: Folder of the training's state, where judgements and verdicts are stored. None: they are not stored.
     """
 
     reward_bases: Mapping[str, str] = field(default_factory=dict)
@@ -156,12 +156,9 @@ def _check_repetition(rollout: Rollout) -> float:
     return float(bool(rollout.answer.strip()) and not repetition.is_repetitive(rollout.answer))
 
 
-def _build_unit_tests(config: RewardConfig, _: RewardInputs) -> Scorer:
-    def score(rollouts: Sequence[Rollout]) -> list[float]:
-        answers = [(rollout.question, rollout.answer, json.loads(rollout.meta)) for rollout in rollouts]
-        return code_rewards.score_code(answers, config.cpu_seconds, config.memory_mb)
-
-    return score
+def _build_unit_tests(config: RewardConfig, inputs: RewardInputs) -> Scorer:
+    score_code = code_rewards.build_scorer(config.cpu_seconds, config.memory_mb, inputs.state)
+    return lambda rollouts: score_code([(one.question, one.answer, json.loads(one.meta)) for one in rollouts])
 
 
 def _get_judge(config: RewardConfig) -> JudgeConfig:

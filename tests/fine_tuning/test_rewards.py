@@ -148,6 +148,7 @@ ADDITION = {"test": "def check(candidate):\n    assert candidate(3, 4) == 7", "e
         ('def add(a, b):\n    """Add."""\n', "    return a + b", ADDITION, 1.0),
         ("import math\ndef add(a, b):\n    pass\n", "def add(a, b):\n    return math.floor(a + b)", ADDITION, 1.0),
         ("Define x.", "x = 7", {"test": "assert x == 7"}, 1.0),
+        ("Add.", "```\npip install x\n```\n```python\ndef add(a, b):\n    return a + b\n```", ADDITION, 1.0),
     ],
 )
 def test_code_that_passes_its_tests_is_rewarded(
@@ -170,12 +171,30 @@ def test_code_that_passes_its_tests_is_rewarded(
             {"test": "assert f() == 1", "entry_point": "f()"},
             "has 'f()' in entry_point; expected the name of a function",
         ),
+        (
+            {"test": "def check(f): pass", "entry_point": "lambda"},
+            "has 'lambda' in entry_point; expected the name of a function",
+        ),
     ],
 )
 def test_row_without_valid_tests_is_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError) as raised:
         rewards.check_row_fields([RewardConfig(kind="unit_tests")], "rows.jsonl:3", json.dumps(fields))
     assert raised.value.message.startswith(f"the reward unit_tests cannot score the row rows.jsonl:3: it {problem}")
+
+
+def test_verdicts_are_stored_for_a_resumed_training(tmp_path: Path) -> None:
+    """The answers pass or fail at random: 16 equal verdicts of an answer that runs again have a probability of 2⁻¹⁶."""
+    entry = RewardConfig(kind="unit_tests", cpu_seconds=2)
+    program = "import os\nif os.urandom(1)[0] % 2: raise ValueError"
+    rollouts = [
+        Rollout("", "", f"{program}\n# {number}", meta=json.dumps({"test": "assert True"})) for number in range(16)
+    ]
+    (first,) = rewards.build_rewards([entry], rewards.RewardInputs(state=tmp_path))
+    expected = first.score(rollouts)
+    assert first.score(rollouts) == expected
+    (resumed,) = rewards.build_rewards([entry], rewards.RewardInputs(state=tmp_path))
+    assert resumed.score(rollouts) == expected
 
 
 def test_model_is_trained_with_unit_tests(tiny: Path, tmp_path: Path) -> None:
