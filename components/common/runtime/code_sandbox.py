@@ -1,4 +1,4 @@
-"""Isolated execution of generated Python code with its tests: without network, files, environment and other processes."""
+"""Isolated execution of generated Python code with its tests: without network, other files, environment and processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from multiprocessing import connection
 
 from components.common.runtime import sandbox_process
-from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.errors import RESUME_HINT, ConfigurationError, InterruptedRunError
 
 # Without site-packages and bytecode files; the hash seed makes the order of sets reproducible.
 COMMAND = [sys.executable, "-S", "-s", "-B", "-P", sandbox_process.__file__]
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
-WALL_SECONDS_PER_CPU_SECOND, STARTUP_SECONDS = 4, 20  # for a program that sleeps, on a busy machine
-MAX_RESULT_BYTES = 4096
+STARTUP_SECONDS = 20  # of the isolation, on a busy machine
+WALL_SECONDS_PER_CPU_SECOND, WALL_SECONDS = 2, 2  # for a program that sleeps
+MAX_RESULT_BYTES, MAX_ERROR_BYTES = 4096, 300
 HINT = "Train on Linux 5.12 or later where processes may create user namespaces, or remove the reward unit_tests."
 
 
@@ -44,41 +46,56 @@ def passes_tests(program: Program) -> bool:
     """Return whether the tests pass. Code that exceeds a limit, or ends the process, does not pass.
 
     Raises:
-        ConfigurationError: the code cannot be isolated on this machine; it did not run.
+        InterruptedRunError: the isolation did not start twice; the code did not run.
     """
-    # The process writes the token after the tests, so that code that ends the process does not pass.
+    passed, problem = _run(program)
+    if passed is None:
+        passed, problem = _run(program)
+    if passed is None:
+        raise InterruptedRunError(f"the isolation of generated code did not start twice: {problem}", hint=RESUME_HINT)
+    return passed
+
+
+def check_isolation() -> None:
+    """Run a trivial test. Raises ConfigurationError if code cannot be isolated on this machine."""
+    passed, problem = _run(Program("def one():\n    return 1", "assert one() == 1", "", 10, 256 << 20))
+    if not passed:
+        problem = problem or "a trivial test fails"
+        raise ConfigurationError(f"generated code cannot be isolated on this machine: {problem}", hint=HINT)
+
+
+def _run(program: Program) -> tuple[bool | None, str]:
+    """Return whether the tests pass; None, and the reason, if the isolation does not start."""
+    # The process writes the token after the tests: code that ends the process early does not pass.
     token = secrets.token_hex(16)
-    with tempfile.TemporaryFile() as request:
+    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
         request.write(json.dumps({**asdict(program), "token": token}).encode())
         request.seek(0)
         process = subprocess.Popen(
             COMMAND,
             stdin=request,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             env=ENVIRONMENT,
             cwd="/",
             start_new_session=True,
         )
-    assert process.stdout is not None
-    with process.stdout:
-        try:
-            process.wait(STARTUP_SECONDS + WALL_SECONDS_PER_CPU_SECOND * program.cpu_seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            process.kill()  # its child ends with it
-            process.wait()
-        result = os.read(process.stdout.fileno(), MAX_RESULT_BYTES)
+        assert process.stdout is not None
+        with process.stdout as pipe:
+            try:
+                result = _read(pipe.fileno(), STARTUP_SECONDS)
+                if result == sandbox_process.READY:
+                    result += _read(pipe.fileno(), WALL_SECONDS + WALL_SECONDS_PER_CPU_SECOND * program.cpu_seconds)
+            finally:
+                process.kill()  # its child ends with it
+                process.wait()
+        errors.seek(0)
+        stderr = errors.read()[-MAX_ERROR_BYTES:]
     if not result.startswith(sandbox_process.READY):
-        raise ConfigurationError(
-            f"generated code cannot be isolated on this machine: {result.decode(errors='replace') or 'no answer'}",
-            hint=HINT,
-        )
-    return result == sandbox_process.READY + token.encode()
+        return None, (result or stderr).decode(errors="replace").strip() or "no answer"
+    return result == sandbox_process.READY + token.encode(), ""
 
 
-def check_isolation() -> None:
-    """Run a trivial test. Raises ConfigurationError if code cannot be isolated on this machine."""
-    if not passes_tests(Program("def one():\n    return 1", "assert one() == 1", "", 10, 256 << 20)):
-        raise ConfigurationError("generated code cannot be isolated on this machine: a trivial test fails", hint=HINT)
+def _read(pipe: int, seconds: float) -> bytes:
+    """Return the next bytes in a pipe; none if it is closed, or after this time."""
+    return os.read(pipe, MAX_RESULT_BYTES) if connection.wait([pipe], seconds) else b""

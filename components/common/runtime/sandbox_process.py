@@ -23,13 +23,16 @@ READY = b"ready "  # written before the program starts
 WORK_FOLDER, WORK_BYTES, WORK_FILES = "/work", 16 << 20, 1024
 MAX_OPEN_FILES = 64
 LIBRARY_FOLDERS = tuple(map(Path, ("/lib", "/lib64", "/usr/lib", "/usr/lib64")))
+PACKAGE_FOLDERS = ("*-packages", "python3*/*-packages")  # site-packages, dist-packages
+TIME_ZONES = Path("/usr/share/zoneinfo")
 NEW_ROOT = "/proc"  # a folder that exists everywhere, and that the program does not need
 
 # unshare(2): mount, cgroup, UTS, IPC, user, PID and network namespaces
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE, SYS_MOUNT_SETATTR = 2, -100, 0x8000, 442
-ATTRIBUTES = struct.pack("QQQQ", 1 | 2 | 4, 0, 0, 0)  # mount_setattr(2): read-only, nosuid, nodev
+MOUNT_ATTR_NODEV = 4
+ATTRIBUTES = struct.pack("QQQQ", 1 | 2 | MOUNT_ATTR_NODEV, 0, 0, 0)  # mount_setattr(2): read-only, nosuid, nodev
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 LAST_CAPABILITY = 63
 CAPABILITY_VERSION_3 = 0x20080522
@@ -103,11 +106,13 @@ def main() -> None:
         os.write(result, f"{type(error).__name__}: {error}".encode()[:1000])
         os._exit(1)
     os.write(result, READY)
+    program, test, entry_point, token = (request.pop(name) for name in ("program", "test", "entry_point", "token"))
+    del request
     try:
-        run(request["program"], request["test"], request["entry_point"])
+        run(program, test, entry_point)
     except BaseException:  # the program's own errors
         os._exit(1)
-    os.write(result, request["token"].encode())
+    os.write(result, token.encode())
     os._exit(0)
 
 
@@ -143,7 +148,8 @@ def hide_files() -> None:
     mount("", "/", "", MS_REC | MS_PRIVATE)
     mount("tmpfs", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     library = Path(sys.base_prefix, "lib").resolve()
-    for folder in dict.fromkeys((*LIBRARY_FOLDERS, library, Path(os.__file__).resolve().parent)):
+    folders = dict.fromkeys((*LIBRARY_FOLDERS, library, Path(os.__file__).resolve().parent, TIME_ZONES))
+    for folder in folders:
         copy = Path(NEW_ROOT) / folder.relative_to("/")
         if folder.is_symlink():
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -151,6 +157,15 @@ def hide_files() -> None:
         elif folder.is_dir() and not copy.is_dir():
             copy.mkdir(parents=True)
             mount(str(folder), str(copy), "", MS_BIND | MS_REC)
+    for folder in folders:
+        for pattern in PACKAGE_FOLDERS if not folder.is_symlink() else ():
+            for hidden in Path(NEW_ROOT + str(folder)).glob(pattern):
+                mount("tmpfs", str(hidden), "tmpfs", MS_NOSUID | MS_NODEV, "size=4k,mode=755")
+    null = Path(NEW_ROOT + os.devnull)
+    if Path(os.devnull).exists():
+        null.parent.mkdir()
+        null.touch()
+        mount(os.devnull, str(null), "", MS_BIND)
     Path(NEW_ROOT + WORK_FOLDER).mkdir()
     os.chdir(NEW_ROOT)
     _, pivot_root, _ = ARCHITECTURES[platform.machine()]
@@ -158,6 +173,10 @@ def hide_files() -> None:
     check(LIBC.umount2(b".", MNT_DETACH), "umount2")
     status = LIBC.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, ATTRIBUTES, len(ATTRIBUTES))
     check(status, "mount_setattr")
+    if Path(os.devnull).exists():
+        attributes = struct.pack("QQQQ", 0, MOUNT_ATTR_NODEV, 0, 0)  # a device
+        status = LIBC.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, os.devnull.encode(), 0, attributes, len(attributes))
+        check(status, f"mount_setattr {os.devnull}")
     mount("tmpfs", WORK_FOLDER, "tmpfs", MS_NOSUID | MS_NODEV, f"size={WORK_BYTES},nr_inodes={WORK_FILES},mode=700")
     os.chdir(WORK_FOLDER)
 
