@@ -315,7 +315,7 @@ def find_alarm(history: Sequence[LogLine], config: Recipe) -> str | None:
 
 
 def list_alarms(history: Sequence[LogLine], config: Recipe) -> list[Alarm]:
-    """Return the alarms of the guards during the training: the first, or all to which the learning rate was lowered."""
+    """Return the alarms of the guards during the training: the first; all if they lower the learning rate, also at its limit."""
     entries = [entry for entry in history if "loss" in entry] if config.objective_spec.has_rewards else []
     alarms: list[Alarm] = []
     for count, entry in enumerate(entries, start=1):

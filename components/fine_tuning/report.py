@@ -90,12 +90,17 @@ def render_report(
         )
     if summary["best_step"] and summary["best_step"] != summary["steps"]:
         sentences.append(f"The weights are from step {summary['best_step']:,}, which has the lowest validation loss.")
+    previous_factor = 1.0
     for alarm in summary["alarms"]:
         reaction = "A guard raised an alarm"
         if config.grpo.on_alarm == "stop":
             reaction = "Training was stopped by a guard"
         elif config.grpo.on_alarm == "lower_learning_rate":
-            reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {alarm['learning_rate_factor']:.3g} of its schedule"
+            factor = alarm["learning_rate_factor"]
+            reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {factor:.3g} of its schedule"
+            if factor == previous_factor:
+                reaction = f"At step {alarm['step']:,}, a guard raised an alarm at the lower limit of the learning rate"
+            previous_factor = factor
         sentences.append(f"{reaction}: {alarm['sentence']}.")
     sentences += [
         f"The judge {judge['model']} made {format_count(judge['judgements'], 'judgement')} and used "

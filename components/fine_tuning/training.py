@@ -82,7 +82,7 @@ class TrainingResult:
     `rows_seen` counts a row once per draw. `sources` is the result of `mixing.summarize_shares`; empty with packing, and
     with one source and no mixing settings. `choices` has one sentence per compute setting. `startup` has the duration
     of each startup phase. `alarms` has the step, the sentence and the factor on the learning rate of the first alarm of a
-    guard, or of all that lowered the learning rate.
+    guard; of all alarms if they lower the learning rate, also at its lower limit.
     """
 
     steps: int

@@ -141,6 +141,8 @@ def find_initial_adapter(config: Customization, base_sha256: str | None, model_c
 
 def pin_training_models(config: Customization, base: model_loading.LocalBaseModel, reporter: Reporter) -> Customization:
     """Return the customization with the digests of its teacher and its reward models, after their checks."""
+    if launcher_settings.load_settings().entry.uses_this_machine:
+        rewards.check_services(config.fine_tuning.grpo.rewards)
     teacher = distillation.resolve_teacher(config.fine_tuning, base.path, reporter)
     tuning = distillation.pin_teacher(config.fine_tuning, teacher)
     reward_models = reward_sources.open_reward_models(tuning, base.path)

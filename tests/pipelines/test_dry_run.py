@@ -730,6 +730,10 @@ def test_unusable_rewards_are_errors_before_the_training(
         estimate(*build_overrides(judge))
     with pytest.raises(InputError, match=r"the reward ifeval cannot score the row .*\.jsonl:\d+: it has None"):
         estimate(*build_overrides("{kind: ifeval}"))
+    with pytest.raises(EngineMissingError, match=r"the judge of the rewards at .* cannot be used"):
+        resolve_plans(
+            load_settings(fresh_project, *build_overrides(judge)), Workdir(fresh_project / "nowhere"), SilentReporter()
+        )
     monkeypatch.setattr(code_sandbox, "COMMAND", [sys.executable, "-c", "print('no isolation')"])
     config = load_settings(fresh_project, *build_overrides("{kind: unit_tests}"))
     with pytest.raises(ConfigurationError, match="generated code cannot be isolated on this machine: no isolation"):
