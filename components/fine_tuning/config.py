@@ -1098,6 +1098,10 @@ def _find_distribution_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             f"strategy {c.strategy} requires at least 2 processes; processes is 1",
         ),
         (
+            any(entry.judge and (entry.judge.max_tokens or c.processes) < c.processes for entry in c.grpo.rewards),
+            f"grpo.rewards: max_tokens of a judge is less than the number of processes, {c.processes}, which share it",
+        ),
+        (
             c.is_sharded and not c.adaptation_spec.is_shardable,
             f"strategy {c.strategy} cannot be used with {c.adaptation}: the trained tensors are not sharded",
         ),
