@@ -349,7 +349,7 @@ def test_judge_with_less_agreement_than_the_configuration_requires_is_refused() 
     ]
     content["calibration"] = {}
     assert check(0.4) == [
-        "the configuration requires a kappa_bound above 0.4 of the judge in task judge; its evaluation does not include one"
+        "the configuration requires a kappa_bound above 0.4 of the judge in task judge; its evaluation has none"
     ]
 
 
