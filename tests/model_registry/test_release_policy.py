@@ -589,9 +589,7 @@ def test_run_is_compared_with_the_calibration_that_the_policy_requires(versions:
         return policy_preflight.list_objections(config, None, [])
 
     (objection,) = check()
-    assert objection.endswith(
-        "requires a kappa_bound above 0.6 of the judge in task judge; its evaluation has none"
-    )
+    assert objection.endswith("requires a kappa_bound above 0.6 of the judge in task judge; its evaluation has none")
     assert check(calibration=str(ROOT / "README.md")) == []  # what the judge reaches is unknown before the evaluation
 
 
