@@ -273,7 +273,7 @@ def test_training_resumes_with_equal_rewards_and_pays_for_no_judgement_twice(
         "unscored": 0,
         "tokens": TOKENS_PER_REQUEST * len(judge.answers),
     }
-    assert f"gave {len(judge.answers):,} judgements" in (expected.path / "report.html").read_text()
+    assert f"made {len(judge.answers):,} judgements" in (expected.path / "report.html").read_text()
     asked = Counter(judge.answers)
     judge.answers.clear()
     interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed", judge))
