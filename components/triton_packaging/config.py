@@ -101,7 +101,7 @@ class TritonPackagingConfig(BaseModel):
         200,
         ge=10,
         le=1_000_000,
-        description="Maximum number of test rows for this comparison, in order of id.",
+        description="Maximum number of random test rows for this comparison.",
     )
     vllm: VllmConfig = Field(VllmConfig(), description="Engine settings of the vllm backend.")
     serving_root: str = Field(

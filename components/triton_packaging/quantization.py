@@ -6,11 +6,13 @@ is that of the promotion gate.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from components.common import significance
 from components.common.artifacts.artifact_folder import Artifact
@@ -29,7 +31,14 @@ MIN_ITEMS = 10
 MAX_ITEM_TOKENS = 2048
 # Of the parameters outside of embeddings. Experts in fused tensors and GPT-2's layers are no linear layers of torch.
 MIN_LINEAR_SHARE = 0.5
-EncodedItem = tuple[list[int], list[int]]  # token ids, and 1 for each token of an answer
+
+
+class EncodedItem(NamedTuple):
+    """A test row: its id, its token ids, and 1 for each token of an answer."""
+
+    id: str
+    ids: list[int]
+    mask: list[int]
 
 
 class QuantizationError(TunelineError):
@@ -177,8 +186,8 @@ def compare_with_unquantized(
     device = model_loading.prepare_torch(seed)
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
     max_length = min(MAX_ITEM_TOKENS, int(parameters["context"]))
-    items = _read_items(dataset, tokenizer, config.quantization_items, max_length)
-    tokens = [sum(mask[1:]) for _, mask in items]
+    items = read_items(dataset, tokenizer, config.quantization_items, max_length, seed=seed)
+    tokens = [sum(item.mask[1:]) for item in items]
     reporter.step("loss of the unquantized model")
     before = load_merged_model(model).to(device)
     unquantized_bytes = sum(p.numel() for p in before.parameters()) * (4 if parameters["dtype"] == "float32" else 2)
@@ -189,6 +198,8 @@ def compare_with_unquantized(
     if device.type == "cpu":
         pack_int8_layers(after)
     losses = _compute_losses(after, items, reporter)
+    check_losses(before_losses, items, "unquantized")
+    check_losses(losses, items, "quantized")
     # The largest difference seen, in either direction, stands for the unseen items: rounding changes all items alike.
     pessimistic = significance.estimate_pessimistic_gain(
         before_losses, losses, tokens, max_item_loss=None, samples=BOOTSTRAP_SAMPLES, seed=seed
@@ -211,37 +222,57 @@ def compare_with_unquantized(
         weight_bytes=sum(path.stat().st_size for path in weight_files),
         unquantized_weight_bytes=unquantized_bytes,
     )
-    if bound > config.quantization_margin:
+    if not bound <= config.quantization_margin:
         raise QuantizationError(
             f"the {config.quantization} model has a loss of {result.loss:.4f} nats per token on {len(items)} test rows, "
             f"and the unquantized model {result.unquantized_loss:.4f}: an increase of {result.increase:+.4f}, at most "
             f"{bound:+.4f} with {CONFIDENCE:.0%} confidence; triton_packaging.quantization_margin allows "
             f"{config.quantization_margin:.4f}",
-            hint="Set triton_packaging.quantization to none, or increase quantization_margin, or quantization_items if "
-            "the increase is below the margin.",
+            hint="Set triton_packaging.quantization to none, or increase triton_packaging.quantization_margin, or "
+            "triton_packaging.quantization_items if the increase is below the margin.",
         )
     return result
 
 
-def _read_items(
-    dataset: Artifact, tokenizer: PreTrainedTokenizerBase, max_items: int, max_length: int
+def check_losses(losses: list[float], items: list[EncodedItem], model: str) -> None:
+    """Check that the loss of every item is finite.
+
+    Args:
+        model: "quantized" or "unquantized", for the error message.
+
+    Raises:
+        QuantizationError: a loss is NaN or infinite.
+    """
+    for loss, item in zip(losses, items, strict=True):
+        if not math.isfinite(loss):
+            raise QuantizationError(
+                f"the {model} model has a loss of {loss} on test row {item.id}; expected a finite number",
+                hint="Set triton_packaging.quantization to none, and evaluate the model.",
+            )
+
+
+def read_items(
+    dataset: Artifact, tokenizer: PreTrainedTokenizerBase, max_items: int, max_length: int, *, seed: int
 ) -> list[EncodedItem]:
-    """Return the token ids and the answer masks of the first test rows by id, without rows without an answer."""
+    """Return the token ids and the answer masks of random test rows that have an answer."""
     path = dataset.path / "test.parquet"
     if dataset.manifest.summary.get("rows_kind") == conversation_rows.TEXT_KIND:
         rows = conversation_rows.read_texts(path)
     else:
         rows = conversation_rows.read_conversations(path, conversation_rows.get_rows_kind(dataset))
-    items = []
-    for row in sorted(rows, key=lambda row: str(row["id"]))[:max_items]:
+    items: list[EncodedItem] = []
+    for row in sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row['id']}".encode()).digest()):
         if "text" in row:
             ids = chat_templates.encode_text(tokenizer, row["text"])[:max_length]
-            items.append((ids, [1] * len(ids)))
+            item = EncodedItem(str(row["id"]), ids, [1] * len(ids))
         else:
             tools = json.loads(row["tools"]) if row["tools"] else None
             encoded = chat_templates.encode_conversation(tokenizer, row["messages"], tools, max_length=max_length)
-            items.append((encoded.input_ids, encoded.answer_mask))
-    items = [item for item in items if any(item[1][1:])]
+            item = EncodedItem(str(row["id"]), encoded.input_ids, encoded.answer_mask)
+        if any(item.mask[1:]):
+            items.append(item)
+        if len(items) == max_items:
+            break
     if len(items) < MIN_ITEMS:
         raise InputError(
             f"the test split of {dataset.path} has {len(items)} rows with an answer; quantization requires at least "
@@ -256,7 +287,7 @@ def _compute_losses(model: PreTrainedModel, items: list[EncodedItem], reporter: 
     import torch
 
     losses = []
-    for done, (ids, mask) in enumerate(items, 1):
+    for done, (_, ids, mask) in enumerate(items, 1):
         tokens = torch.tensor([ids], device=model.device)
         is_answer = torch.tensor(mask[1:], dtype=torch.bool, device=model.device)
         with torch.inference_mode():

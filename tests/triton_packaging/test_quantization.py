@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import torch
 from components.common import pipeline_step
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.models import resource_formulas
+from components.common.models import model_loading, resource_formulas
 from components.common.models.model_loading import LoadableModel
 from components.common.models.model_shape import ModelShape
 from components.common.runtime.errors import ConfigurationError, InputError
@@ -23,7 +24,7 @@ from components.triton_packaging.component import triton_packaging
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.python_backend.int8_layers import Int8Linear, pack_int8_layers, replace_linear_layers
 from components.triton_packaging.python_backend.model_loading import load_model
-from components.triton_packaging.quantization import QuantizationError
+from components.triton_packaging.quantization import EncodedItem, QuantizationError
 from components.triton_packaging.stage import package
 from tests.datasets import dataset_of, small_dataset
 from tests.model_families import FAMILIES, Family, build_configuration
@@ -127,6 +128,28 @@ def test_loss_above_the_margin_is_refused(adapted_model: LoadableModel, dataset:
     with pytest.raises(QuantizationError, match=r"on 12 test rows.*an increase of .*quantization_margin allows 0.0000"):
         build(adapted_model, tmp_path / "out", dataset, margin=1e-9)
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_loss_that_is_not_finite_is_refused(loss: float) -> None:
+    items = [EncodedItem(name, [1, 2], [0, 1]) for name in ("a", "b")]
+    with pytest.raises(QuantizationError, match=f"the quantized model has a loss of {loss} on test row b; expected a"):
+        quantization.check_losses([1.0, loss], items, "quantized")
+
+
+def test_items_are_random_rows_with_an_answer(base_model: LoadableModel, dataset: Artifact) -> None:
+    tokenizer = model_loading.load_tokenizer(base_model.tokenizer)
+    first, again, other = (
+        [item.id for item in quantization.read_items(dataset, tokenizer, 10, 2048, seed=seed)] for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    rows = quantization.read_items(dataset, tokenizer, 100, 2048, seed=1)
+    assert [item.id for item in rows[:10]] == first
+    assert len(rows) == 12
+    # The longest answers begin after the limit; the rows without them are replaced.
+    start = sorted(item.mask.index(1) for item in rows)[-2]
+    usable = [item.id for item in rows if item.mask.index(1) < start]
+    assert [item.id for item in quantization.read_items(dataset, tokenizer, 10, start, seed=1)] == usable[:10]
 
 
 def test_too_few_test_rows_are_refused(adapted_model: LoadableModel, tmp_path: Path) -> None:
