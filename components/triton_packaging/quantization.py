@@ -82,10 +82,17 @@ def check_quantizable(config: TritonPackagingConfig, model_config: PretrainedCon
     """Check that a model can be quantized, if the configuration requires it. Reads no weights.
 
     Raises:
-        ConfigurationError: most weights are not in linear layers, or the model computes with them outside of the layers.
+        ConfigurationError: the model is quantized, most weights are not in linear layers, or the model computes with
+            them outside of the layers.
     """
     if config.quantization == "none":
         return
+    if getattr(model_config, "quantization_config", None) is not None:
+        raise ConfigurationError(
+            f"triton_packaging.quantization is {config.quantization}, but the {model_config.model_type} model has "
+            "quantization_config in config.json; expected a model without it",
+            hint="Set triton_packaging.quantization to none.",
+        )
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -126,11 +133,19 @@ def _can_compute(model: PreTrainedModel) -> bool:
 
 
 def load_quantized_model(model: LoadableModel) -> PreTrainedModel:
-    """Return the model with its adapter merged in float32 and its linear layers rounded to int8."""
+    """Return the model with its adapter merged in float32 and its linear layers rounded to int8.
+
+    Raises:
+        QuantizationError: the model has no linear layer.
+    """
     from components.triton_packaging.python_backend.int8_layers import replace_linear_layers
 
     loaded = load_merged_model(model)
-    replace_linear_layers(loaded, stores_weights=True)
+    if not replace_linear_layers(loaded, stores_weights=True):
+        raise QuantizationError(
+            f"the {loaded.config.model_type} model has no linear layer to quantize; expected at least one",
+            hint="Set triton_packaging.quantization to none.",
+        )
     return loaded
 
 

@@ -1277,6 +1277,11 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
         "configuration",
         2,
     ),
+    "triton_packaging.quantization is …, but the … model has quantization_config in config.json; expected …": (
+        "configuration",
+        2,
+    ),
+    "the … model has no linear layer to quantize; expected at least one": ("quantization", 1),
     "triton_packaging.quantization is set, but the dataset that the model was trained on is not available": (
         "configuration",
         2,

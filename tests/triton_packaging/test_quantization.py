@@ -35,6 +35,7 @@ REFUSED_FAMILIES = (
     *("Granite 4 (hybrid)", "Falcon", "Jamba", "Mamba"),
 )
 HAS_VNNI = torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+NEEDS_VNNI = pytest.mark.skipif(not HAS_VNNI, reason="the processor has no VNNI")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def build(
     return package(model, output, config, seed=1, reporter=SilentReporter(), dataset=dataset)
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no VNNI")
+@NEEDS_VNNI
 def test_packed_layer_computes_rounded_weights_for_each_row_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     layer = torch.nn.Linear(77, 33)
@@ -75,6 +76,21 @@ def test_packed_layer_computes_rounded_weights_for_each_row_alone() -> None:
     error = (result - expected).abs() / rows.abs().amax(-1, keepdim=True).clamp(min=1e-9)
     assert error.max() < 77 * rounded.abs().max() / 127 / 254
     assert not model[0].integers.numel()
+
+
+@pytest.mark.parametrize("is_packed", [False, pytest.param(True, marks=NEEDS_VNNI)])
+def test_layer_returns_the_dtype_of_its_input_and_accepts_no_rows(*, is_packed: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(40, 24))
+    replace_linear_layers(model, stores_weights=True)
+    rows = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = model(rows)
+        if is_packed:
+            pack_int8_layers(model)
+        result = model(rows.bfloat16())
+        assert model(rows[:0].view(0, 3, 40)).shape == (0, 3, 24)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.float(), expected, atol=0.05, rtol=0.05)
 
 
 def test_processor_without_vnni_computes_with_restored_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +166,22 @@ def test_items_are_random_rows_with_an_answer(base_model: LoadableModel, dataset
     start = sorted(item.mask.index(1) for item in rows)[-2]
     usable = [item.id for item in rows if item.mask.index(1) < start]
     assert [item.id for item in quantization.read_items(dataset, tokenizer, 10, start, seed=1)] == usable[:10]
+
+
+def test_quantized_base_model_is_refused(base_model: LoadableModel) -> None:
+    config = model_loading.load_configuration(base_model.weights)
+    config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    with pytest.raises(ConfigurationError, match=r"model has quantization_config in config\.json"):
+        quantization.check_quantizable(TritonPackagingConfig(quantization="int8"), config)
+
+
+def test_model_without_linear_layers_is_refused(
+    base_model: LoadableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"), modules=lambda: [torch.nn.Embedding(2, 2)])
+    monkeypatch.setattr(quantization, "load_merged_model", lambda _: model)
+    with pytest.raises(QuantizationError, match="the gpt2 model has no linear layer to quantize"):
+        quantization.write_quantized_weights(base_model, tmp_path)
 
 
 def test_too_few_test_rows_are_refused(adapted_model: LoadableModel, tmp_path: Path) -> None:

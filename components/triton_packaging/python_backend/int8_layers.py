@@ -66,7 +66,7 @@ class Int8Linear(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         if self.packed is None:
             weight = self.integers.to(states.dtype) * self.scale.to(states.dtype)[:, None]
             return functional.linear(states, weight, None if self.bias is None else self.bias.to(states.dtype))
-        rows = states.reshape(-1, states.shape[-1])
+        rows = states.reshape(-1, self.in_features).float()
         step = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True).div_(LARGEST).clamp_(min=1e-30)
         scaled = rows / step
         high = scaled.round()
@@ -79,7 +79,7 @@ class Int8Linear(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         result = products[: len(rows)].add_(products[len(rows) :], alpha=1 / LOW_STEPS).mul_(step)
         if self.bias is not None:
             result += self.bias
-        return result.view(*states.shape[:-1], -1)
+        return result.view(*states.shape[:-1], self.out_features).to(states.dtype)
 
 
 def pack_int8_layers(model: torch.nn.Module) -> bool:
@@ -102,14 +102,18 @@ def pack_int8_layers(model: torch.nn.Module) -> bool:
     return is_packed
 
 
-def replace_linear_layers(model: torch.nn.Module, *, stores_weights: bool) -> None:
+def replace_linear_layers(model: torch.nn.Module, *, stores_weights: bool) -> int:
     """Replace a model's linear layers by layers with int8 weights.
 
     An output layer that shares its weight with the input embedding gets its own; the embedding stays as it is.
 
     Args:
         stores_weights: whether to round the weights; otherwise, they are loaded later.
+
+    Returns:
+        The number of replaced layers.
     """
+    replaced = 0
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if type(layer) is torch.nn.Linear:
@@ -118,6 +122,8 @@ def replace_linear_layers(model: torch.nn.Module, *, stores_weights: bool) -> No
                 if stores_weights:
                     replacement.store(layer)
                 setattr(module, name, replacement)
+                replaced += 1
+    return replaced
 
 
 @register_quantization_config(METHOD)
