@@ -10,6 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SUITE_PREFIX = "suite_"  # of the names of the regression suite's tasks; reserved for them
 CONTROL_MIN_ITEMS = 29  # of either kind; 29 control items find an excess of 16% of 64 items (power 80%)
+# Of int8 packages. A larger increase in nats per token exceeds the smallest differences that a gate is set to detect, so
+# that the evaluation of the unquantized model would not apply to the package.
+MAX_QUANTIZATION_MARGIN = 0.05
+MIN_QUANTIZATION_ITEMS = 10
+QUANTIZATION_CONFIDENCE = 0.95  # one-sided, as the default of a rule
 LIMIT_KEYS = ("min_gain", "max_loss", "max_harmed_share")
 METRIC_PATTERN = r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$"
 OTHER_LIMITS = ("max_item_loss", "slices")  # of a rule without control

@@ -18,8 +18,13 @@ from itertools import chain
 from typing import Any
 
 from components.common.artifacts import hashing
-from components.common.artifacts.artifact_folder import Artifact, Manifest
-from components.common.gate_rules import get_min_items
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
+from components.common.gate_rules import (
+    MAX_QUANTIZATION_MARGIN,
+    MIN_QUANTIZATION_ITEMS,
+    QUANTIZATION_CONFIDENCE,
+    get_min_items,
+)
 from components.model_registry import rule_results, rule_strictness, sampled_scores
 from components.model_registry.rule_results import RELATIVE_TOLERANCE
 
@@ -226,8 +231,19 @@ def read_predictions(evaluation: Artifact) -> list[Json]:
     return rows
 
 
-def check_package(repository: Artifact, model_sha256: str) -> list[str]:
-    """Return the objections to a package: it has no proof, its proof was edited, or it was built from another model."""
+def check_package(repository: Artifact, model_sha256: str, dataset: ArtifactInput | None) -> list[str]:
+    """Return the objections to a package: it has no proof, its proof was edited, or it was built from another model.
+
+    Args:
+        dataset: the dataset that the model was trained on, on which a package with quantized weights must be measured.
+    """
+    try:
+        return _check_package(repository, model_sha256, dataset)
+    except list_content_errors() as error:
+        return [f"its Triton package cannot be read ({type(error).__name__}: {error})"]
+
+
+def _check_package(repository: Artifact, model_sha256: str, dataset: ArtifactInput | None) -> list[str]:
     manifest, statement = repository.manifest, _read_object(repository, PROOF_FILENAME)
     source, proof = manifest.find_input("model"), manifest.summary.get("proof")
     objections = [] if proof else ["its Triton package is unproven"]
@@ -240,14 +256,30 @@ def check_package(repository: Artifact, model_sha256: str) -> list[str]:
     recorded = {name: statement.get(name) for name in PROOF_FIELDS}
     if proof and recorded != {name: proof.get(name) for name in PROOF_FIELDS}:
         objections.append("summary.proof of its Triton package contradicts proof.json")
-    if manifest.config.get("quantization", "none") != "none":
-        measured = statement.get("quantization")
-        if not measured or measured != manifest.summary.get("quantization"):
-            objections.append("summary.quantization of its Triton package contradicts proof.json")
-        elif not measured["increase_bound"] <= measured["margin"] == manifest.config["quantization_margin"]:
-            objections.append("the loss of its quantized weights is not shown to be within the margin")
+    objections += _check_quantization(manifest, statement, dataset)
     if proof and not (recorded["matched"] == recorded["golden_prompts"] == len(statement.get("answers", []))):
         objections.append("the proof of its Triton package does not match every golden prompt")
+    return objections
+
+
+def _check_quantization(manifest: Manifest, statement: Json, dataset: ArtifactInput | None) -> list[str]:
+    """Return the objections to the comparison in the proof.json of a package with quantized weights."""
+    measured, scheme = statement.get("quantization"), manifest.config.get("quantization", "none")
+    if measured != manifest.summary.get("quantization"):
+        return ["summary.quantization of its Triton package contradicts proof.json"]
+    if scheme != (measured["scheme"] if measured else "none"):
+        return ["config.quantization of its Triton package contradicts proof.json"]
+    if not measured:
+        return []
+    objections, used = [], manifest.find_input("dataset")
+    if used is None or dataset is None or used.content_sha256 != dataset.content_sha256:
+        names = [one.content_sha256[:12] if one else "an unrecorded one" for one in (used, dataset)]
+        objections.append(f"its Triton package used dataset {names[0]}; the model was trained on {names[1]}")
+    margin = measured["margin"]
+    is_within = measured["increase_bound"] <= margin == manifest.config["quantization_margin"]
+    is_sufficient = measured["items"] >= MIN_QUANTIZATION_ITEMS and measured["confidence"] >= QUANTIZATION_CONFIDENCE
+    if not (is_within and is_sufficient and margin <= MAX_QUANTIZATION_MARGIN):
+        objections.append("the loss of its quantized weights is not shown to be within the margin")
     return objections
 
 

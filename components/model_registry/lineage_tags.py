@@ -43,7 +43,8 @@ def check_evidence(model: Artifact, evaluation: Artifact, repository: Artifact |
     objections = evidence.check_evaluation(evaluation, model.manifest) if evidence.states_subject(evaluation) else []
     if repository and evidence.covers_proof(repository):
         unproven = ["its Triton package is unproven"]  # the tags record it
-        objections += [each for each in evidence.check_package(repository, model.sha256) if each not in unproven]
+        found = evidence.check_package(repository, model.sha256, model.manifest.find_input("dataset"))
+        objections += [each for each in found if each not in unproven]
     if objections:
         raise RegistryError(
             f"the model {model.sha256[:12]} cannot be registered: {' and '.join(objections)}",

@@ -87,7 +87,8 @@ def list_objections(version: ModelVersion, requirements: Requirements) -> list[s
         if requirements.policy and (result := _check_signatures(version.name, requirements.policy, artifacts)):
             objections += [result.reason] if result.reason else []
         if repository := artifacts.get("repository"):
-            objections += evidence.check_package(repository, _get_tag(version, "model_sha256") or "")
+            dataset = model.manifest.find_input("dataset") if model else None
+            objections += evidence.check_package(repository, _get_tag(version, "model_sha256") or "", dataset)
     if requirements.was_promoted:
         earlier = (evidence.EARLIER_EVALUATION, evidence.EARLIER_PACKAGE)
         objections = [clause for clause in objections if clause not in earlier]

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from components.common.gate_rules import MAX_QUANTIZATION_MARGIN, MIN_QUANTIZATION_ITEMS
 from components.common.runtime.errors import ConfigurationError
 
 GOLDEN_PROMPTS = (
@@ -93,13 +94,13 @@ class TritonPackagingConfig(BaseModel):
     quantization_margin: float = Field(
         0.02,
         gt=0,
-        le=1,
+        le=MAX_QUANTIZATION_MARGIN,
         description="Maximum increase of the loss on the test split by quantization, in nats per token, at 95% "
         "confidence.",
     )
     quantization_items: int = Field(
         200,
-        ge=10,
+        ge=MIN_QUANTIZATION_ITEMS,
         le=1_000_000,
         description="Maximum number of random test rows for this comparison.",
     )

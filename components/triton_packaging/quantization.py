@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from components.common import significance
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.gate_rules import MIN_QUANTIZATION_ITEMS, QUANTIZATION_CONFIDENCE
 from components.common.models import chat_templates, conversation_rows, model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import ConfigurationError, InputError, TunelineError
@@ -25,9 +26,7 @@ from components.triton_packaging.config import TritonPackagingConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-CONFIDENCE = 0.95  # one-sided, as the default of a rule of the promotion gate
 BOOTSTRAP_SAMPLES = 2000
-MIN_ITEMS = 10
 MAX_ITEM_TOKENS = 2048
 # Of the parameters outside of embeddings. Experts in fused tensors and GPT-2's layers are no linear layers of torch.
 MIN_LINEAR_SHARE = 0.5
@@ -219,7 +218,7 @@ def compare_with_unquantized(
     pessimistic = significance.estimate_pessimistic_gain(
         before_losses, losses, tokens, max_item_loss=None, samples=BOOTSTRAP_SAMPLES, seed=seed
     )
-    bound = -pessimistic.compute_lower_bound(CONFIDENCE)
+    bound = -pessimistic.compute_lower_bound(QUANTIZATION_CONFIDENCE)
     gain = significance.estimate_gain(before_losses, losses, tokens, samples=BOOTSTRAP_SAMPLES, seed=seed)
     interval = gain.compute_interval(0.95)
     weight_files = version.joinpath(parameters["weights_folder"]).glob("*.safetensors")
@@ -233,7 +232,7 @@ def compare_with_unquantized(
         ci95=(-interval.high, -interval.low),
         increase_bound=bound,
         margin=config.quantization_margin,
-        confidence=CONFIDENCE,
+        confidence=QUANTIZATION_CONFIDENCE,
         weight_bytes=sum(path.stat().st_size for path in weight_files),
         unquantized_weight_bytes=unquantized_bytes,
     )
@@ -241,7 +240,7 @@ def compare_with_unquantized(
         raise QuantizationError(
             f"the {config.quantization} model has a loss of {result.loss:.4f} nats per token on {len(items)} test rows, "
             f"and the unquantized model {result.unquantized_loss:.4f}: an increase of {result.increase:+.4f}, at most "
-            f"{bound:+.4f} with {CONFIDENCE:.0%} confidence; triton_packaging.quantization_margin allows "
+            f"{bound:+.4f} with {QUANTIZATION_CONFIDENCE:.0%} confidence; triton_packaging.quantization_margin allows "
             f"{config.quantization_margin:.4f}",
             hint="Set triton_packaging.quantization to none, or increase triton_packaging.quantization_margin, or "
             "triton_packaging.quantization_items if the increase is below the margin.",
@@ -288,10 +287,10 @@ def read_items(
             items.append(item)
         if len(items) == max_items:
             break
-    if len(items) < MIN_ITEMS:
+    if len(items) < MIN_QUANTIZATION_ITEMS:
         raise InputError(
             f"the test split of {dataset.path} has {len(items)} rows with an answer; quantization requires at least "
-            f"{MIN_ITEMS}",
+            f"{MIN_QUANTIZATION_ITEMS}",
             hint="Increase the number of rows or the test fraction, or set triton_packaging.quantization to none.",
         )
     return items

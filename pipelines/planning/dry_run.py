@@ -26,6 +26,7 @@ from components.common import pipeline_step, tool_rows
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Manifest
 from components.common.cost import stage_cost
+from components.common.gate_rules import MIN_QUANTIZATION_ITEMS
 from components.common.launch import launcher_settings
 from components.common.models import conversation_rows, model_loading, resource_formulas
 from components.common.models.model_loading import ModelOutline
@@ -655,9 +656,9 @@ def _list_limits(survey: RunSurvey) -> list[str]:
             )
     has_incumbent = find_champion(survey.config.model_registry.name) is not None
     test_rows = survey.curated.verdicts.count_splits()["test"]
-    if survey.config.triton_packaging.quantization != "none" and test_rows < quantization.MIN_ITEMS:
+    if survey.config.triton_packaging.quantization != "none" and test_rows < MIN_QUANTIZATION_ITEMS:
         warnings.append(
-            f"packaging will fail: {test_rows} test rows; quantization requires at least {quantization.MIN_ITEMS}"
+            f"packaging will fail: {test_rows} test rows; quantization requires at least {MIN_QUANTIZATION_ITEMS}"
         )
     warnings += suite_cost.list_shortages(survey.config.evaluation, survey.suite_tasks, has_incumbent)
     return list(dict.fromkeys(warnings))

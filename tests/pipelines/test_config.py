@@ -242,6 +242,7 @@ def test_task_file_is_resolved_from_the_configuration_folder(tmp_path: Path) -> 
         (["triton_packaging.quantization=int8", "fine_tuning.adaptation=p_tuning"], "with an attached adapter"),
         (["triton_packaging.quantization=fp8"], "int8"),
         (["triton_packaging.quantization_margin=0"], "quantization_margin"),
+        (["triton_packaging.quantization_margin=0.06"], "quantization_margin"),
     ],
 )
 def test_unpackageable_configuration_is_refused(overrides: list[str], message: str) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -44,8 +47,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return small_dataset(tmp_path_factory.mktemp("data") / "dataset")
 
 
+@pytest.fixture(scope="module")
+def int8_package(adapted_model: LoadableModel, dataset: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """An unproven package with int8 weights."""
+    return build(adapted_model, tmp_path_factory.mktemp("int8") / "package", dataset)
+
+
 def build(
-    model: LoadableModel, output: Path, dataset: Artifact | None, *, prove: bool = False, margin: float = 0.5
+    model: LoadableModel, output: Path, dataset: Artifact | None, *, prove: bool = False, margin: float = 0.05
 ) -> Artifact:
     config = TritonPackagingConfig(
         quantization="int8",
@@ -115,9 +124,9 @@ def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
     assert result == first.manifest.summary["quantization"]
     assert result["items"] == 12
     assert result["increase"] == pytest.approx(result["loss"] - result["unquantized_loss"])
-    assert result["ci95"][0] <= result["increase"] <= result["ci95"][1] <= result["increase_bound"] <= 0.5
+    assert result["ci95"][0] <= result["increase"] <= result["ci95"][1] <= result["increase_bound"] <= 0.05
     assert result["weight_bytes"] < 0.6 * result["unquantized_weight_bytes"]
-    assert "The margin is 0.5000" in (first.path / "report.html").read_text(encoding="utf-8")
+    assert "The margin is 0.0500" in (first.path / "report.html").read_text(encoding="utf-8")
 
     folder = first.path / "tuneline"
     parameters = triton_config.read_parameters(folder)
@@ -137,7 +146,7 @@ def test_served_answers_match_the_rounded_model(
     artifact = build(adapted_model, tmp_path / "out", dataset, prove=True)
     proof = artifact.manifest.summary["proof"]
     assert proof["matched"] == proof["golden_prompts"] == len(PROMPTS)
-    assert evidence.check_package(artifact, adapted_model.sha256) == []
+    assert evidence.check_package(artifact, adapted_model.sha256, dataset.as_input()) == []
 
 
 def test_loss_above_the_margin_is_refused(adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path) -> None:
@@ -220,7 +229,7 @@ def test_step_measures_the_dataset_on_which_the_model_was_trained(
     monkeypatch.setattr(
         pipeline_step, "produce_artifact", lambda stage, parameters, build, links: build(tmp_path / "out", work)
     )
-    config = TritonPackagingConfig(quantization="int8", quantization_margin=0.5, prove=False)
+    config = TritonPackagingConfig(quantization="int8", quantization_margin=0.05, prove=False)
     path = SimpleNamespace(path=str(tmp_path / "report.html"))
     plan = json.dumps({"config": config.model_dump(mode="json"), "seed": 1})
     triton_packaging.python_func(plan=plan, model=model.sha256, report=path, links=path)
@@ -234,18 +243,64 @@ def test_estimated_size_is_that_of_the_embedded_model() -> None:
     assert estimate == pytest.approx(192_044_704, rel=0.01)  # measured
 
 
-def test_edited_evidence_is_an_objection(adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path) -> None:
-    artifact = build(adapted_model, tmp_path / "out", dataset)
-    found = evidence.check_package(artifact, adapted_model.sha256)
-    assert found == ["its Triton package is unproven"]
-    artifact.manifest.config["quantization_margin"] = 0.25
-    assert "the loss of its quantized weights is not shown to be within the margin" in evidence.check_package(
-        artifact, adapted_model.sha256
-    )
-    artifact.manifest.summary["quantization"]["increase_bound"] = 0.0
-    assert "summary.quantization of its Triton package contradicts proof.json" in evidence.check_package(
-        artifact, adapted_model.sha256
-    )
+UNPROVEN = "its Triton package is unproven"
+NOT_SHOWN = "the loss of its quantized weights is not shown to be within the margin"
+Edit = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (lambda found, config: None, None),
+        (lambda found, config: config.update(quantization_margin=0.025), NOT_SHOWN),
+        (lambda found, config: (found.update(margin=0.06), config.update(quantization_margin=0.06)), NOT_SHOWN),
+        (lambda found, config: found.update(increase_bound=math.inf), NOT_SHOWN),
+        (lambda found, config: found.update(items=9), NOT_SHOWN),
+        (lambda found, config: found.update(confidence=0.5), NOT_SHOWN),
+        (lambda found, config: config.update(quantization="none"), "config.quantization of its Triton package contra"),
+        (lambda found, config: found.update(margin=None), "its Triton package cannot be read (TypeError"),
+        (lambda found, config: found.pop("items"), "its Triton package cannot be read (KeyError: 'items')"),
+        (lambda found, config: config.pop("quantization_margin"), "its Triton package cannot be read (KeyError"),
+    ],
+)
+def test_edited_evidence_is_an_objection(
+    int8_package: Artifact, dataset: Artifact, tmp_path: Path, edit: Edit, expected: str | None
+) -> None:
+    folder = shutil.copytree(int8_package.path, tmp_path / "package")
+    statement = json.loads((folder / "proof.json").read_text(encoding="utf-8"))
+    manifest = int8_package.manifest.model_copy(deep=True)
+    edit(statement["quantization"], manifest.config)
+    (folder / "proof.json").write_text(json.dumps(statement), encoding="utf-8")
+    manifest.summary["quantization"] = statement["quantization"]
+    artifact = Artifact(folder, manifest)
+    model = int8_package.manifest.find_input("model")
+    assert model
+    objections = evidence.check_package(artifact, model.content_sha256, dataset.as_input())
+    if expected is None:
+        assert objections == [UNPROVEN]
+    else:
+        assert any(each.startswith(expected) for each in objections), objections
+
+
+def test_package_measured_on_another_dataset_is_an_objection(int8_package: Artifact, dataset: Artifact) -> None:
+    other = dataset.as_input().model_copy(update={"content_sha256": "e" * 64})
+    model = int8_package.manifest.find_input("model")
+    assert model
+    for trained_on, name in ((other, "e" * 12), (None, "an unrecorded one")):
+        assert evidence.check_package(int8_package, model.content_sha256, trained_on) == [
+            UNPROVEN, f"its Triton package used dataset {dataset.sha256[:12]}; the model was trained on {name}"
+        ]  # fmt: skip
+
+
+def test_summary_without_the_comparison_in_the_proof_is_an_objection(int8_package: Artifact, dataset: Artifact) -> None:
+    manifest = int8_package.manifest.model_copy(deep=True)
+    del manifest.summary["quantization"]
+    manifest.config["quantization"] = "none"
+    model = manifest.find_input("model")
+    assert model
+    assert evidence.check_package(Artifact(int8_package.path, manifest), model.content_sha256, dataset.as_input()) == [
+        UNPROVEN, "summary.quantization of its Triton package contradicts proof.json"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
