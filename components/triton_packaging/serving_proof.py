@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     import torch
 
 AnswerRecord = dict[str, str | int]
+# Integer inputs turn float noise of 1e-7 into a step of rounding: with the first golden prompts, SmolLM2's logits differed
+# by up to 1.5e-2 (a tiny model's by a standard deviation of 6e-4). Each of two logits can move by that much.
+INT8_TIE_LOGITS = 2 * 1.5e-2
 TIMINGS = ("ready_seconds", "tokens_per_second", "memory_mib")  # differ between two proofs of one package
 
 
@@ -150,12 +153,13 @@ def generate_references(
 
     device = model_loading.prepare_torch(seed)
     torch_dtype = getattr(torch, dtype) if device.type == "cuda" else torch.float32
+    is_packed = False
     if config.quantization == "none":
         original = model_loading.load_model(model, dtype=torch_dtype).to(device)
     else:
         original = quantization.load_quantized_model(model).to(device, torch_dtype)
         if device.type == "cpu":
-            pack_int8_layers(original)
+            is_packed = pack_int8_layers(original)
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
     bos = tokenizer.bos_token or ""
     adds_bos = bool(bos) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
@@ -178,7 +182,10 @@ def generate_references(
             )
         tokens = output.sequences[0, ids.shape[1] :]
         prefixes = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
-        ties = [dtype == "bfloat16" and is_rounding_tie(logits[0]) for logits in output.logits]
+        ties = [
+            (dtype == "bfloat16" and is_rounding_tie(logits[0])) or (is_packed and is_int8_tie(logits[0]))
+            for logits in output.logits
+        ]
         rendered = chat_templates.render_conversation(tokenizer, messages, prompt=True)
         if adds_bos:  # the vLLM backend adds the BOS token when it tokenizes the rendered prompt
             rendered = rendered.removeprefix(bos)
@@ -201,6 +208,18 @@ def is_rounding_tie(logits: torch.Tensor) -> bool:
     best, second = (float(value) for value in torch.topk(logits.float(), 2).values)
     spacing = float(torch.finfo(torch.bfloat16).eps)
     return best - second <= 2 * spacing * max(abs(best), abs(second))
+
+
+def is_int8_tie(logits: torch.Tensor) -> bool:
+    """Return whether the rounding of int8 layers' inputs can swap the two highest logits.
+
+    Args:
+        logits: the logits of one token, (vocabulary,).
+    """
+    import torch
+
+    best, second = (float(value) for value in torch.topk(logits.float(), 2).values)
+    return best - second <= INT8_TIE_LOGITS
 
 
 def _request_all(

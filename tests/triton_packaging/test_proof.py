@@ -7,12 +7,14 @@ import torch
 
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.reporters import SilentReporter
+from components.triton_packaging import serving_proof
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.serving_proof import (
     ProofError,
     ReferenceAnswer,
     ServerAnswer,
     generate_references,
+    is_int8_tie,
     is_rounding_tie,
     match_answer,
 )
@@ -54,6 +56,26 @@ def test_answer_longer_than_the_reference_fails() -> None:
 def test_rounding_tie_depends_on_bfloat16_resolution() -> None:
     assert is_rounding_tie(torch.tensor([20.0, 19.9, 1.0]))
     assert not is_rounding_tie(torch.tensor([20.0, 19.0, 1.0]))
+
+
+def test_int8_tie_has_an_absolute_limit() -> None:
+    assert is_int8_tie(torch.tensor([20.0, 19.98, 1.0]))
+    assert not is_int8_tie(torch.tensor([20.0, 19.96, 1.0]))
+
+
+def test_int8_reference_has_ties_where_its_logits_are_close(
+    adapted_model: LoadableModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()):
+        pytest.skip("the processor has no VNNI")
+    config = TritonPackagingConfig(quantization="int8", golden_prompts=["What is a list?"], golden_max_tokens=8)
+    monkeypatch.setattr(serving_proof, "INT8_TIE_LOGITS", 1e9)
+    [reference] = generate_references(adapted_model, config, "float32", 1, SilentReporter())
+    assert reference.rounding_ties
+    assert all(reference.rounding_ties)
+    monkeypatch.setattr(serving_proof, "INT8_TIE_LOGITS", -1.0)
+    [reference] = generate_references(adapted_model, config, "float32", 1, SilentReporter())
+    assert not any(reference.rounding_ties)
 
 
 def test_float32_reference_has_no_rounding_ties(adapted_model: LoadableModel) -> None:
