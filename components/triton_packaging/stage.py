@@ -74,7 +74,7 @@ def package(
     placement = adapter_placement.place_adapters(model, config, adapters or {})
     measured_dataset = None
     if config.quantization != "none":
-        measured_dataset = _require_dataset(dataset)
+        measured_dataset = _require_dataset(dataset, model)
         quantization.check_quantizable(config, model_loading.load_configuration(model.weights))
     unproven = (
         triton_installation.unprovable_reason(config.backend) if config.prove else "triton_packaging.prove is false"
@@ -288,7 +288,12 @@ def read_lineage(repository: Artifact) -> dict[str, str]:
     return {name: parameters[name].string_value for name in names if name in parameters}
 
 
-def _require_dataset(dataset: Artifact | None) -> Artifact:
+def _require_dataset(dataset: Artifact | None, model: LoadableModel) -> Artifact:
+    if dataset is None and model.artifact is None:
+        raise ConfigurationError(
+            "packaging a base model with triton_packaging.quantization requires a dataset that measures it",
+            hint="Specify a dataset with --dataset, or set triton_packaging.quantization to none.",
+        )
     if dataset is None:
         raise ConfigurationError(
             "triton_packaging.quantization is set, but the dataset that the model was trained on is not available",

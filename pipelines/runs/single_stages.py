@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,11 +172,14 @@ def package_model(
     from components.triton_packaging.stage import package
 
     folders = adapters or {}
-    opened = model_loading.open_model(model, reporter)
-    trained_on = opened.artifact.manifest.find_input("dataset") if opened.artifact else None
-    if customization.triton_packaging.quantization != "none" and dataset is None and trained_on:
-        dataset = training_lineage.find_folder(trained_on, "")
-    with artifact_store.keep_paths_in_use(model, *folders.values(), *([dataset] if dataset else [])):
+    with ExitStack() as in_use:
+        in_use.enter_context(artifact_store.keep_paths_in_use(model, *folders.values()))
+        opened = model_loading.open_model(model, reporter)
+        trained_on = opened.artifact.manifest.find_input("dataset") if opened.artifact else None
+        if customization.triton_packaging.quantization != "none" and dataset is None and trained_on:
+            dataset = training_lineage.find_folder(trained_on, "")
+        if dataset:
+            in_use.enter_context(artifact_store.keep_paths_in_use(dataset))
         repository = package(
             opened,
             output,

@@ -1286,6 +1286,10 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
         "configuration",
         2,
     ),
+    "packaging a base model with triton_packaging.quantization requires a dataset that measures it": (
+        "configuration",
+        2,
+    ),
     "the … model has a loss of … nats per token on … test rows, and the unquantized model …: …": ("quantization", 1),
     "the … model has a loss of … on test row …; expected a finite number": ("quantization", 1),
     "the test split of … has … rows with an answer; quantization requires at least …": ("input", 1),

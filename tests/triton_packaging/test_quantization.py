@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from components.common.models.model_loading import LoadableModel
 from components.common.models.model_shape import ModelShape
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
+from components.common.workspace import artifact_store
 from components.model_registry import evidence
 from components.triton_packaging import quantization, triton_config
 from components.triton_packaging.component import triton_packaging
@@ -29,6 +31,8 @@ from components.triton_packaging.python_backend.int8_layers import Int8Linear, p
 from components.triton_packaging.python_backend.model_loading import load_model
 from components.triton_packaging.quantization import EncodedItem, QuantizationError
 from components.triton_packaging.stage import package
+from pipelines.config.customization_config import Customization
+from pipelines.runs import single_stages
 from tests.datasets import dataset_of, small_dataset
 from tests.model_families import FAMILIES, Family, build_configuration
 from tests.triton_packaging.conftest import PROMPTS, publish_adapter
@@ -197,6 +201,30 @@ def test_too_few_test_rows_are_refused(adapted_model: LoadableModel, tmp_path: P
     few = dataset_of("text", tmp_path / "data")
     with pytest.raises(InputError, match="has 4 rows with an answer; quantization requires at least 10"):
         build(adapted_model, tmp_path / "out", few)
+
+
+def test_base_model_without_dataset_is_refused(base_model: LoadableModel, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"packaging a base model with .*quantization requires a dataset"):
+        build(base_model, tmp_path / "out", None)
+
+
+def test_model_is_in_use_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    @contextmanager
+    def record_use(*paths: Path | str) -> Iterator[None]:
+        used.extend(map(str, paths))
+        yield
+        used.clear()
+
+    def open_used(source: str, *_: object) -> LoadableModel:
+        assert source in used
+        raise InputError("opened", hint="")
+
+    monkeypatch.setattr(artifact_store, "keep_paths_in_use", record_use)
+    monkeypatch.setattr(model_loading, "open_model", open_used)
+    with pytest.raises(InputError, match="opened"):
+        single_stages.package_model("folder", tmp_path / "out", Customization(), SilentReporter())
 
 
 def test_package_without_dataset_is_refused(adapted_model: LoadableModel, tmp_path: Path) -> None:
