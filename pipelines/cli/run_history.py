@@ -57,7 +57,9 @@ def status(
     runs = run_folder.list_runs(work)
     if not name and not (watch and runs):
         rows = [run_status.summarize_run(run) for run in runs[:limit]]
-        lines = [_format_row(row) for row in rows] or [f"no runs in {workdir} yet; start a run with `tuneline run`"]
+        lines = [_format_row(row) for row in rows] or [
+            f"no runs in {workdir} yet; start a run with `tuneline run` (single stages, such as `tuneline finetune`, are not listed)"
+        ]
         if len(runs) > len(rows):
             lines.append(f"and {len(runs) - len(rows)} older runs; --limit lists more")
         print_result({"workdir": str(work.root), "runs": rows}, as_json, lines)

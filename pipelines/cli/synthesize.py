@@ -306,11 +306,7 @@ def _format_estimate(estimate: dict[str, Any], requested: int, budget: TeacherBu
         f"passages: {estimate['passages']:,}, documents: {estimate['documents']:,}",
         f"{estimate['requests']:,} requests, {estimate['input_tokens']:,} prompt tokens, "
         f"{estimate['output_tokens']:,} answer tokens",
-        *(
-            [f"{requested:,} rows requested; add documents, or raise --per-passage"]
-            if estimate["rows"] < requested
-            else []
-        ),
+        *([f"{requested:,} rows requested; add documents for more"] if estimate["rows"] < requested else []),
         "time: " + (f"{seconds:,.0f} seconds" if seconds is not None else "not measured; add --probe 20"),
     ]
     if budget.input_price or budget.output_price:

@@ -355,8 +355,15 @@ def parse_values(values: Values, source: str, overrides: Sequence[str] = ()) -> 
     try:
         return Customization.model_validate(values)
     except ValidationError as error:
-        fields = [".".join(map(str, _list_keys(locate_problem(problem), values))) for problem in error.errors()]
-        if all(any(f"{field}.".startswith(f"{key}.") for key in overrides) for field in fields):
+        problems = [
+            (".".join(map(str, _list_keys(locate_problem(problem), values))), problem["type"] == "extra_forbidden")
+            for problem in error.errors()
+        ]
+        # An unknown key may be a section of an override, such as data_curation.fraction of data_curation.fraction.test.
+        if all(
+            any(f"{field}.".startswith(f"{key}.") or (unknown and key.startswith(f"{field}.")) for key in overrides)
+            for field, unknown in problems
+        ):
             source = "--set"
         raise ConfigurationError(
             describe_validation_error(error, source, Customization),

@@ -81,7 +81,8 @@ def list_shortages(evaluation: EvaluationConfig, workloads: Sequence[TaskWorkloa
     required = promotion_gate.compute_min_items_by_task(evaluation, has_incumbent=has_incumbent)
     return [
         f"the gate will refuse the model: {load.items} items of {load.settings.name}; its rules require "
-        f"at least {required[load.settings.name]}. Add rows, or set evaluation.suite to none and promote with `tuneline promote`"
+        f"at least {required[load.settings.name]}. Add rows, change data_curation.fractions, or set "
+        "evaluation.suite to none and promote with `tuneline promote`"
         for load in workloads
         if load.items is not None and load.items < required.get(load.settings.name, 0)
     ]

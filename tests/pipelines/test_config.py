@@ -83,6 +83,9 @@ def test_misspelled_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     assert both.startswith(f"{file}: fine_tuning.learning_rat: unknown key")
     file.write_text("fine_tuning:\n  learning_rate: 0.1\n")
     assert get_error_message("fine_tuning.epoch=2", "seed=3", file=file).startswith("--set: fine_tuning.epoch: unknown")
+    assert get_error_message("data_curation.fraction.test=0.3", file=file).startswith(
+        "--set: data_curation.fraction: unknown"
+    )
 
 
 def test_key_of_another_tool_is_refused_with_the_key_of_that_meaning() -> None:

@@ -803,8 +803,8 @@ def test_too_few_training_rows_for_the_suite_give_a_warning(estimate: Estimate) 
     items = result["rows"]["splits"]["train"]
     assert items < 59
     expected = (
-        f"the gate will refuse the model: {items} items of suite_leaks; its rules require at least 59. Add rows, or set "
-        "evaluation.suite to none and promote with `tuneline promote`"
+        f"the gate will refuse the model: {items} items of suite_leaks; its rules require at least 59. Add rows, change "
+        "data_curation.fractions, or set evaluation.suite to none and promote with `tuneline promote`"
     )
     assert expected in result["warnings"]
 

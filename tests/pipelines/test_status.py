@@ -79,7 +79,10 @@ TRAINING = [
 
 def test_empty_workdir_is_reported_and_nothing_is_created(tmp_path: Path) -> None:
     process = run_in_process("status", "--workdir", "wd", cwd=tmp_path)
-    assert (process.returncode, process.stdout) == (0, "no runs in wd yet; start a run with `tuneline run`\n")
+    assert (process.returncode, process.stdout) == (
+        0,
+        "no runs in wd yet; start a run with `tuneline run` (single stages, such as `tuneline finetune`, are not listed)\n",
+    )
     assert answer_in_process("status", "--workdir", "wd", cwd=tmp_path)["runs"] == []
     error = refusal(2, "status", "latest", "--workdir", "wd", cwd=tmp_path)
     assert error["message"] == f"run latest does not exist in {tmp_path / 'wd'}"
