@@ -405,6 +405,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                 _check_reward_fields(curated, config.fine_tuning)
                 if metrics := list_test_call_metrics(config):
                     _check_tool_rows(curated, metrics)
+                _check_quantization_rows(curated, config)
                 completed, tokens, examples_by_source = _count_tokens(curated, config, outline, shape, reporter)
                 if config.fine_tuning.max_length is None:  # the contexts can be checked with the chosen length
                     check_training_models(config.model_copy(update={"fine_tuning": completed.recipe}), outline)
@@ -452,6 +453,17 @@ def _check_tool_rows(curated: CurationResult, metrics: Sequence[str]) -> None:
         for row in curated.iterate_contents("test", ["file", "line"])
     )
     tool_rows.check_rows(located, checks_schemas="valid_calls" in metrics)
+
+
+def _check_quantization_rows(curated: CurationResult, config: Customization) -> None:
+    """Check that packaging can measure a quantized model. Raises InputError for too few test rows."""
+    if config.triton_packaging.quantization == "none" or config.fine_tuning.objective_spec.scores_answers:
+        return  # a reward model is not packaged
+    if (rows := curated.verdicts.count_splits()["test"]) < MIN_QUANTIZATION_ITEMS:
+        raise InputError(
+            f"the test split has {rows} rows; triton_packaging.quantization requires at least {MIN_QUANTIZATION_ITEMS}",
+            hint="Increase the number of rows or the test fraction, or set triton_packaging.quantization to none.",
+        )
 
 
 def _count_tokens(
@@ -655,11 +667,6 @@ def _list_limits(survey: RunSurvey) -> list[str]:
                 f"the gate will refuse the model: {items} held-out items; the rules of evaluation.gate require at least {minimum}"
             )
     has_incumbent = find_champion(survey.config.model_registry.name) is not None
-    test_rows = survey.curated.verdicts.count_splits()["test"]
-    if survey.config.triton_packaging.quantization != "none" and test_rows < MIN_QUANTIZATION_ITEMS:
-        warnings.append(
-            f"packaging will fail: {test_rows} test rows; quantization requires at least {MIN_QUANTIZATION_ITEMS}"
-        )
     warnings += suite_cost.list_shortages(survey.config.evaluation, survey.suite_tasks, has_incumbent)
     return list(dict.fromkeys(warnings))
 

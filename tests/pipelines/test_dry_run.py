@@ -285,10 +285,12 @@ def test_context_of_the_teacher_is_compared_with_the_chosen_length(estimate: Est
 
 def test_reward_model_is_not_packaged(fresh_project: Path, estimate: Estimate) -> None:
     row = {"prompt": "May I?", "chosen": "Yes, you may.", "rejected": "No."}
-    rows = [{**row, "prompt": f"May I take item {n}?"} for n in range(40)]
+    rows = [{**row, "prompt": f"May I take item {n}?"} for n in range(20)]
     path = fresh_project / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = estimate("fine_tuning.objective=reward", "evaluation.min_items=30", f"data_curation.sources=[{path}]")
+    options = ("fine_tuning.objective=reward", "evaluation.min_items=30", f"data_curation.sources=[{path}]")
+    result = estimate(*options, "triton_packaging.quantization=int8")
+    assert result["rows"]["splits"]["test"] < 10  # which the comparison of a package requires
     assert result["seconds"]["triton_packaging"] == 0
     assert result["basis"]["seconds.triton_packaging"] == "a reward model is not packaged"
     assert "triton_packaging" not in result["memory"]["stages"]
@@ -459,6 +461,15 @@ def test_shortage_of_memory_or_disk_gives_a_warning(
     warnings = " ".join(estimate("fine_tuning.adaptation=full")["warnings"])
     assert "of memory; 0.1 GB are free." in warnings
     assert f"of disk in {fresh_project / 'nowhere'}; 0.0 GB are free" in warnings
+
+
+def test_too_few_test_rows_for_quantization_are_refused(fresh_project: Path, estimate: Estimate) -> None:
+    few = fresh_project / "few.jsonl"
+    few.write_text("".join((fresh_project / "raw.jsonl").read_text().splitlines(keepends=True)[:20]))
+    with pytest.raises(
+        InputError, match=r"the test split has \d rows; triton_packaging\.quantization requires at least 10"
+    ):
+        estimate(f"data_curation.sources=[{few}]", "triton_packaging.quantization=int8")
 
 
 def test_too_few_rows_give_the_warning_of_curation(fresh_project: Path, estimate: Estimate, tmp_path: Path) -> None:

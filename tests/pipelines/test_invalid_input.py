@@ -1292,6 +1292,7 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     ),
     "the … model has a loss of … nats per token on … test rows, and the unquantized model …: …": ("quantization", 1),
     "the … model has a loss of … on test row …; expected a finite number": ("quantization", 1),
+    "the test split has … rows; triton_packaging.quantization requires at least …": ("input", 1),
     "the test split of … has … rows with an answer; quantization requires at least …": ("input", 1),
     "fine_tuning.adaptation: virtual tokens (…) can neither be merged into weights nor be served by vLLM": (
         "configuration",
