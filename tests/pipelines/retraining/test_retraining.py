@@ -357,7 +357,7 @@ def test_models_are_compared_by_a_random_sample_that_editors_correct(tmp_path: P
     assert "can be corrected" in refusal(1, *draw, "x", "--days", "2020-01-01", cwd=tmp_path)["message"]
 
     options = ("--feedback", "sample.jsonl", "--sampled")
-    assert "no held-back request was drawn" in refusal(1, *COMMAND, *options, cwd=tmp_path)["message"]
+    assert "is both held back and corrected" in refusal(1, *COMMAND, *options, cwd=tmp_path)["message"]
     assert registry.runs == []
     for line in lines:
         line["correction"] = "Write to jane.doe@example.com."
