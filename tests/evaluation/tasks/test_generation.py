@@ -147,7 +147,7 @@ def test_rows_without_usable_reference_are_refused(tmp_path: Path) -> None:
 
 
 def test_single_item_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has 1 items"):
+    with pytest.raises(InputError, match="has 1 item;"):
         GenerationTask(Generation(data=write_rows(tmp_path / "q.jsonl", CAPITALS[0]))).items(
             build_context(tiny_tokenizer())
         )
