@@ -182,6 +182,18 @@ RUN_VARIABLES = (
 )
 
 
+@pytest.fixture(scope="session")
+def isolation() -> None:
+    """Skip tests that run generated code where processes may not create namespaces, as in restricted containers."""
+    from components.common.runtime import code_sandbox
+    from components.common.runtime.errors import ConfigurationError
+
+    try:
+        code_sandbox.check_isolation()
+    except ConfigurationError as error:
+        pytest.skip(error.message)
+
+
 @pytest.fixture(autouse=True)
 def separate_workdir(tmp_path: Path) -> Iterator[None]:
     """Give each test its workdir; converted base models stay in the user's cache, since a conversion takes half a minute.

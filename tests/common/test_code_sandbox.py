@@ -22,16 +22,7 @@ BASE = {"base": sys.base_prefix}
 # A program has no other way to report than to pass its test: `reached` must not be True.
 TEST = "assert not reached, reached"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def require_isolation() -> None:
-    """Skip the tests where processes may not create namespaces, as in restricted containers, or fail them as in CI."""
-    try:
-        code_sandbox.check_isolation()
-    except ConfigurationError as error:
-        if os.environ.get("TUNELINE_ENGINES") == "required":
-            raise
-        pytest.skip(error.message)
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 def build(program: str, test: str = TEST, *, entry_point: str = "", cpu_seconds: int = 2) -> Program:

@@ -138,6 +138,7 @@ def test_model_is_trained_to_follow_instructions(tiny: Path, tmp_path: Path) -> 
 ADDITION = {"test": "def check(candidate):\n    assert candidate(3, 4) == 7", "entry_point": "add"}
 
 
+@pytest.mark.usefixtures("isolation")
 @pytest.mark.parametrize(
     ("question", "answer", "fields", "expected"),
     [
@@ -183,6 +184,7 @@ def test_row_without_valid_tests_is_refused(fields: dict[str, Any], problem: str
     assert raised.value.message.startswith(f"the reward unit_tests cannot score the row rows.jsonl:3: it {problem}")
 
 
+@pytest.mark.usefixtures("isolation")
 def test_verdicts_are_stored_for_a_resumed_training(tmp_path: Path) -> None:
     """The answers pass or fail at random: 16 equal verdicts of an answer that runs again have a probability of 2⁻¹⁶."""
     entry = RewardConfig(kind="unit_tests", cpu_seconds=2)
@@ -197,6 +199,7 @@ def test_verdicts_are_stored_for_a_resumed_training(tmp_path: Path) -> None:
     assert resumed.score(rollouts) == expected
 
 
+@pytest.mark.usefixtures("isolation")
 def test_model_is_trained_with_unit_tests(tiny: Path, tmp_path: Path) -> None:
     """The tiny model writes no Python code: its answers run, and fail."""
     data = build_dataset(tmp_path / "data", "sft", build_instruction_rows(ADDITION))
