@@ -676,7 +676,7 @@ def test_job_runs_without_permission_for_pods_and_events(cluster: JobCluster) ->
     cluster.api.works, cluster.api.admits = [save_at_once, succeed], False
 
     def admit() -> None:
-        cluster.wait_until(lambda: "waits: the job is suspended" in str(cluster.reporter))
+        cluster.wait_until(lambda: "is waiting: the job is suspended" in str(cluster.reporter))
         cluster.api.admits = True
 
     with in_background(admit):
@@ -882,7 +882,7 @@ def test_cancel_is_idempotent(cluster: JobCluster) -> None:
         ),
         (
             {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
-            "waits: the pods are starting",
+            "is waiting: the pods are starting",
         ),
     ],
 )
@@ -911,7 +911,7 @@ def test_warning_event_is_reported_without_pod(cluster: JobCluster) -> None:
             "reason": "FailedCreate",
         }
         cluster.api.objects["events"]["e"] = {**event, "message": "exceeded quota: gpus"}
-        cluster.wait_until(lambda: "waits: FailedCreate: exceeded quota: gpus" in str(cluster.reporter))
+        cluster.wait_until(lambda: "is waiting: FailedCreate: exceeded quota: gpus" in str(cluster.reporter))
         cluster.api.can_start = True
 
     with in_background(unblock):

@@ -305,7 +305,7 @@ class FinishingJob(RemoteJob):
 def test_error_during_watch_leaves_remote_job_running(tmp_path: Path) -> None:
     class FailingReporter(SilentReporter):
         def note(self, text: str) -> None:
-            if "runs" in text:
+            if "is running" in text:
                 raise OSError("no tracking server")
 
     job = RemoteJob(tmp_path, [JobStatus("running", "on node 1")])

@@ -186,7 +186,7 @@ def test_job_runs_or_ends_according_to_its_dependency(job_command: JobCommand) -
     job_command.launcher = {"slurm": {"dependency": f"afterok:{first}"}}
     child = job_command.start()
     wait_until((job_command.folder / "watch.jsonl").exists, 300)
-    wait_until(lambda: "waits: PENDING (Dependency)" in job_command.read_notes(), 300)
+    wait_until(lambda: "is waiting: PENDING (Dependency)" in job_command.read_notes(), 300)
     job_command.cluster.run("scontrol", "release", first)
     error = job_command.finish(child, 1)
     assert error["kind"] == "job_ended"
