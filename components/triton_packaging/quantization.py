@@ -191,7 +191,7 @@ def compare_with_unquantized(
         parameters: parameters of its config.pbtxt.
 
     Raises:
-        QuantizationError: the bound of the increase exceeds the margin.
+        QuantizationError: a loss is not finite, or the bound of the increase exceeds the margin.
         InputError: the test split has too few rows with an answer.
     """
     from components.triton_packaging.python_backend.int8_layers import pack_int8_layers
@@ -236,16 +236,20 @@ def compare_with_unquantized(
         weight_bytes=sum(path.stat().st_size for path in weight_files),
         unquantized_weight_bytes=unquantized_bytes,
     )
-    if not bound <= config.quantization_margin:
+    _check_margin(result)
+    return result
+
+
+def _check_margin(result: QuantizationResult) -> None:
+    if not result.increase_bound <= result.margin:
         raise QuantizationError(
-            f"the {config.quantization} model has a loss of {result.loss:.4f} nats per token on {len(items)} test rows, "
+            f"the {result.scheme} model has a loss of {result.loss:.4f} nats per token on {result.items} test rows, "
             f"and the unquantized model {result.unquantized_loss:.4f}: an increase of {result.increase:+.4f}, at most "
-            f"{bound:+.4f} with {QUANTIZATION_CONFIDENCE:.0%} confidence; triton_packaging.quantization_margin allows "
-            f"{config.quantization_margin:.4f}",
+            f"{result.increase_bound:+.4f} with {result.confidence:.0%} confidence; "
+            f"triton_packaging.quantization_margin allows {result.margin:.4f}",
             hint="Set triton_packaging.quantization to none, or increase triton_packaging.quantization_margin, or "
             "triton_packaging.quantization_items if the increase is below the margin.",
         )
-    return result
 
 
 def check_losses(losses: list[float], items: list[EncodedItem], model: str) -> None:

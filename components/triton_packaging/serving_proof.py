@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from components.common.models import chat_templates, model_loading
 from components.common.models.model_loading import LoadableModel
+from components.common.runtime.counts import format_count
 from components.common.runtime.reporters import Reporter
 from components.triton_packaging import quantization
 from components.triton_packaging.adapter_placement import AdapterPlacement
@@ -117,7 +118,7 @@ def prove(
     ) as server:
         speeds = {}
         for clients in (1, 8):
-            reporter.step(f"querying Triton with {clients} concurrent request{'s'[: clients > 1]}")
+            reporter.step(f"querying Triton with {format_count(clients, 'concurrent request')}")
             answers, speeds[str(clients)] = _request_all(server, config, references, clients, reporter)
         memory = {
             "server": get_resident_mib(server.pid),

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.relative_paths import shorten_paths
 from components.common.runtime.terminal import escape_controls
 
@@ -297,7 +298,7 @@ class NotebookReporter:
             return
         self._complete_step()
         count = len(self._completed)
-        steps = f"{count} step{'' if count == 1 else 's'} in " if count else ""
+        steps = f"{format_count(count, 'step')} in " if count else ""
         self._name = f"{steps}{time.monotonic() - self._created:.0f} s"
         self._show()
 
