@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import signal
@@ -137,7 +136,8 @@ def test_environment_and_files_are_hidden(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_exceeded_limit_ends_only_the_program(program: str) -> None:
     start = time.monotonic()
     assert not passes_tests(build(program, cpu_seconds=1))
-    assert time.monotonic() - start < 15  # 4 after the start
+    limit = code_sandbox.WALL_SECONDS + code_sandbox.WALL_SECONDS_PER_CPU_SECOND
+    assert time.monotonic() - start < code_sandbox.STARTUP_SECONDS + limit + 1
 
 
 def test_parent_signals_are_not_reset() -> None:
@@ -216,11 +216,3 @@ def test_isolation_that_does_not_start_is_retried_once(monkeypatch: pytest.Monke
     with pytest.raises(ConfigurationError, match=r"(?s)cannot be isolated on this machine: .*OSError: no memory"):
         code_sandbox.check_isolation()
     assert passes_tests(build("", "pass")), "the second start succeeds"
-
-
-def test_filter_denies_by_number() -> None:
-    """The filter is a list of classic BPF instructions of 8 bytes, which ends with the permission."""
-    program = sandbox_process.build_filter()
-    assert len(program) % 8 == 0
-    assert int.from_bytes(program[-4:], "little") == 0x7FFF0000
-    assert ctypes.sizeof(ctypes.c_void_p) == 8
