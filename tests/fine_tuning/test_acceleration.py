@@ -29,6 +29,7 @@ from components.fine_tuning.config import (
     AdaptationName,
     DistillationConfig,
     GrpoConfig,
+    JudgeConfig,
     LoraConfig,
     ObjectiveName,
     Recipe,
@@ -496,6 +497,20 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
     ({"initial_adapter": "sft", "adaptation": "full"}, "initial_adapter cannot be used with adaptation full"),
     ({"sample_prompts": ["a"], "validation_rows": 0}, "sample_prompts requires validation_rows of at least 1"),
     ({"early_stopping": 2, "validation_rows": 0}, "early_stopping requires validation_rows"),
+    (
+        {
+            "objective": "grpo",
+            "processes": 2,
+            "grpo": GrpoConfig(
+                rewards=[
+                    RewardConfig(
+                        kind="judge", judge=JudgeConfig(base_url="http://localhost/v1", model="rater", max_tokens=1)
+                    )
+                ]
+            ),
+        },
+        "max_tokens of a judge is less than the number of processes, 2",
+    ),
     *(({"strategy": strategy}, f"strategy {strategy} {SHARDING_ERROR}") for strategy in ("fsdp2", "zero3")),
     *(
         (

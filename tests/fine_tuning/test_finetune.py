@@ -19,6 +19,7 @@ from components.fine_tuning.batch_order import order_epoch
 from components.fine_tuning.callbacks import TrainingEvents
 from components.fine_tuning.config import FineTuningConfig, LoraConfig, Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL, OBJECTIVES, Example
+from components.fine_tuning.rewards import RewardInputs
 from components.fine_tuning.row_encoding import RowCounts, encode_rows, read_rows
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
@@ -116,7 +117,7 @@ def test_model_trains_after_a_validation_that_bypasses_its_wrapper(
         validation=SimpleNamespace(counts=RowCounts()),
     )
     trainer_class = trainers.build_trainer_class(
-        Recipe.model_validate(recipe(tiny, epochs=1.0).model_dump()), splits, 3, tmp_path
+        Recipe.model_validate(recipe(tiny, epochs=1.0).model_dump()), splits, 3, tmp_path, RewardInputs()
     )
     trainer, model = object.__new__(trainer_class), torch.nn.Linear(1, 1)
     wrapper = torch.nn.Sequential(model)

@@ -188,12 +188,6 @@ def test_judge_is_listed_once(judge: Judge) -> None:
         FineTuningConfig.model_validate({"objective": "grpo", "grpo": {"rewards": entries}})
 
 
-def test_token_limit_is_at_least_one_per_process(judge: Judge) -> None:
-    grpo = {"rewards": [build_entry(judge, max_tokens=1)]}
-    with pytest.raises(ValueError, match="max_tokens of a judge is less than the number of processes, 2"):
-        FineTuningConfig.model_validate({"objective": "grpo", "grpo": grpo, "processes": 2})
-
-
 def test_transient_errors_are_retried_and_a_silent_judge_interrupts(judge: Judge, tmp_path: Path) -> None:
     rollouts = [Rollout("What?", "", answer) for answer in ("one", "two")]
     judge.replies = [(503, "")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +151,21 @@ def test_output_layer_of_another_name_is_dropped(tmp_path: Path) -> None:
     assert not loaded.score.weight.any()
 
 
+def load_reward_model(model: Artifact, base: str = "") -> Callable[[list[Rollout]], list[float]]:
+    """Return the scorer of a reward model; its base model is resolved if no folder is given."""
+    folder = str(model.path)
+    entry = RewardConfig(kind="reward_model", model=folder)
+    (reward,) = rewards.build_rewards([entry], rewards.RewardInputs({folder: base} if base else {}))
+    return reward.score
+
+
 def test_rewards_that_are_not_finite_end_the_training(
     trained: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reward_models, "compute_rewards", lambda *_: [0.5, float("nan")])
-    scorer = rewards._load_reward_model(str(trained["full"].path))
+    score = load_reward_model(trained["full"])
     with pytest.raises(TrainingError, match=r"1 of 2 rewards of the reward model in .* are not finite"):
-        scorer([Rollout("a", "a", "a", (1,)), Rollout("b", "b", "b", (2,))])
+        score([Rollout("a", "a", "a", (1,)), Rollout("b", "b", "b", (2,))])
 
 
 def test_training_process_reads_the_base_of_a_reward_model_from_its_folder(
@@ -164,13 +173,13 @@ def test_training_process_reads_the_base_of_a_reward_model_from_its_folder(
 ) -> None:
     (base,) = reward_sources.resolve_bases({0: trained["lora"]}, NoteRecorder()).values()
     assert Path(base) == tiny
-    expected = rewards._load_reward_model(str(trained["lora"].path))([Rollout("a", "a", "a", (5, 6))])
+    expected = load_reward_model(trained["lora"])([Rollout("a", "a", "a", (5, 6))])
     # The process of a launcher has another environment, in which the URI in the manifest may mean nothing.
     monkeypatch.setattr(
         model_loading, "resolve_base_model", lambda *_, **__: pytest.fail("the base model was resolved again")
     )
-    scorer = rewards._load_reward_model(str(trained["lora"].path), Path(base))
-    assert scorer([Rollout("a", "a", "a", (5, 6))]) == expected
+    score = load_reward_model(trained["lora"], base)
+    assert score([Rollout("a", "a", "a", (5, 6))]) == expected
 
 
 def test_context_of_reward_model_must_hold_a_row_and_its_answer(trained: dict[str, Artifact], tiny: Path) -> None:
