@@ -128,7 +128,6 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rlhf.yaml").write_text(json.dumps({**settings, "fine_tuning": scored, "evaluation": {"suite": "none"}}))
     (folder / "platform.yaml").write_text("volume: {claim: tuneline}\n")
     shutil.copy(ROOT / "docs" / "examples" / "ci.sh", folder / "ci.sh")
-    shutil.copytree(ROOT / "docs" / "examples" / "synthetic", folder / "docs" / "examples" / "synthetic")
     shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "service").mkdir()
     traffic.write_questions(folder / "service", datetime(2026, 10, 20, 9, tzinfo=UTC), days=22, a_day=30)
