@@ -72,6 +72,12 @@ class EvaluationConfig(BaseModel):
         description="Inference engine. transformers: any device; vllm: NVIDIA GPUs; "
         "auto: vllm if an NVIDIA GPU is available and vLLM is installed and supports the model, else transformers.",
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none",
+        exclude_if=lambda value: value == "none",
+        description="Format of the weights with which the candidate is evaluated, as in triton_packaging.quantization, which "
+        "sets it. Base and incumbent are not quantized. int8 uses the engine transformers.",
+    )
     max_items: int | None = Field(
         None, ge=2, description="Maximum number of test rows, in order of id. null: all rows."
     )
@@ -120,6 +126,11 @@ class EvaluationConfig(BaseModel):
         "A rule against the incumbent holds if no incumbent exists. "
         "Without a held_out task, the default rules use the first metric of the first task.",
     )
+
+    @property
+    def requested_engine(self) -> Literal["transformers", "vllm", "auto"]:
+        """The engine for all models: transformers for quantized weights, which are compared with one engine."""
+        return "transformers" if self.quantization != "none" else self.engine
 
     @model_validator(mode="after")
     def _copy_held_out_keys(self) -> EvaluationConfig:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Literal
 
-from components.common.models import compute_devices, model_loading
+from components.common.models import compute_devices, int8_rounding, model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import EngineMissingError
 from components.common.runtime.reporters import Reporter
@@ -34,6 +34,7 @@ def open_engines(
     reporter: Reporter,
     engine: EngineName = "auto",
     input_limit: int | None = None,
+    quantization: Literal["none", "int8"] = "none",
 ) -> Generator[tuple[LoadableModel, Engine]]:
     """Yield each model with its engine, the base first if it is given.
 
@@ -48,6 +49,7 @@ def open_engines(
         reporter: Receives the progress.
         engine: The configured engine.
         input_limit: Upper limit of the engines' `max_input_tokens`; None without a limit.
+        quantization: Format of the tuned model's weights, for a language model with the engine transformers.
 
     Raises:
         EngineMissingError: `engine` is "vllm", and vLLM is not installed or does not support the model.
@@ -74,11 +76,11 @@ def open_engines(
                 tuned, None, batch_tokens=batch_tokens, reporter=reporter, engine=engine, input_limit=input_limit
             )
             return
-    if base is None or tuned.adapter is None or base.sha256 != tuned.base.sha256:
+    if base is None or tuned.adapter is None or base.sha256 != tuned.base.sha256 or quantization != "none":
         loaded = None
         gc.collect()
     reporter.step("loading the model" if loaded is None else "attaching the adapter")
-    loaded = load_tuned(tuned, loaded, reporter)
+    loaded = load_tuned(tuned, loaded, reporter) if quantization == "none" else load_rounded(tuned)
     tuned_engine = TransformersEngine(loaded, tokenizer, batch_tokens, input_limit)
     yield tuned, tuned_engine
     tuned_engine.close()
@@ -134,6 +136,16 @@ def check_vllm_installed(engine: EngineName) -> bool:
             hint="Install vLLM (pip install vllm), or set evaluation.engine to transformers.",
         )
     return installed
+
+
+def load_rounded(tuned: LoadableModel) -> PreTrainedModel:
+    """Return the tuned model with its adapter merged in float32 and its linear layers rounded to int8, as it is packaged."""
+    import torch
+
+    loaded = model_loading.load_model(tuned, dtype=torch.float32)
+    merged = loaded.merge_and_unload() if tuned.adapter else loaded
+    int8_rounding.round_linear_layers(merged)
+    return merged.to(model_loading.get_default_dtype())
 
 
 def load_tuned(tuned: LoadableModel, loaded: PreTrainedModel | None, reporter: Reporter) -> PreTrainedModel:

@@ -42,10 +42,19 @@ def describe_subject(
         - `held_out`: {task: {max_items, left_out}} for the tasks on the test split. `left_out` is the number of test rows,
           of the first `max_items`, that have no answer within the maximum length.
         - `engine`: the engine of the candidate.
-        - `settings`: the settings of the gate and of the measurement, and the seed.
+        - `settings`: the settings of the gate and of the measurement, and the seed; `quantization` only for quantized weights.
     """
     trained = candidate.artifact.manifest if candidate.artifact else None
-    names = {"min_items", "max_items", "max_length", "batch_tokens", "bootstrap_samples", "repetition", "gate"}
+    names = {
+        "quantization",
+        "min_items",
+        "max_items",
+        "max_length",
+        "batch_tokens",
+        "bootstrap_samples",
+        "repetition",
+        "gate",
+    }
     settings = config.model_dump(mode="json", include=names)
     return {
         "model": {
@@ -68,7 +77,7 @@ def describe_subject(
             for task in config.tasks
             if isinstance(task, HeldOut)
         },
-        "engine": engine_loading.resolve_engine(config.engine, candidate),
+        "engine": engine_loading.resolve_engine(config.requested_engine, candidate),
         "settings": {**settings, "seed": seed},
     }
 

@@ -45,6 +45,8 @@ def render_page(
     reasons, gains = "", {}
     if content["verdict"] == UNCHANGED:
         reasons = html_report.render_paragraph(UNCHANGED_REASON, "good")
+    if quantization := content["measured"]["settings"].get("quantization"):
+        reasons += html_report.render_paragraph(f"The candidate has {quantization} weights, as in its package.")
     # Without an incumbent, several rules have the same reason.
     styles = {"passed": "good", "failed": "bad", "not applicable": "soft"}
     for reason, outcome in dict.fromkeys((result.reason, result.outcome) for result in rule_results):

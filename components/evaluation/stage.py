@@ -222,7 +222,8 @@ class _Measurement:
             self.roles[base] if base and base in roles else None,
             batch_tokens=self.config.batch_tokens,
             reporter=self.reporter,
-            engine=self.config.engine,
+            engine=self.config.requested_engine,
+            quantization=self.config.quantization if tuned == "candidate" else "none",
             input_limit=self.input_limit,
         )
         for role in roles:
@@ -252,7 +253,9 @@ class _Measurement:
 
     def _build_cache_path(self, role: str, result: TaskResult) -> Path:
         """Return the cache file of a role's scores on a task; its name is a digest of all inputs of the scores."""
-        engine = engine_loading.resolve_engine(self.config.engine, self.roles["candidate" if role == "base" else role])
+        engine = engine_loading.resolve_engine(
+            self.config.requested_engine, self.roles["candidate" if role == "base" else role]
+        )
         key = [
             self.roles[role].sha256,
             result.digest,
@@ -264,6 +267,8 @@ class _Measurement:
         ]
         if result.task.compares_with_base:
             key.append(self.roles["base"].sha256)
+        if role == "candidate" and self.config.quantization != "none":
+            key.append(self.config.quantization)
         return self.cache / f"{hashing.digest(key)}.json"
 
 

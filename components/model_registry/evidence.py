@@ -231,14 +231,26 @@ def read_predictions(evaluation: Artifact) -> list[Json]:
     return rows
 
 
-def check_package(repository: Artifact, model_sha256: str, dataset: ArtifactInput | None) -> list[str]:
+def check_package(
+    repository: Artifact, model_sha256: str, dataset: ArtifactInput | None, evaluation: Artifact | None = None
+) -> list[str]:
     """Return the objections to a package: it has no proof, its proof was edited, or it was built from another model.
 
     Args:
         dataset: the dataset that the model was trained on, on which a package with quantized weights must be measured.
+        evaluation: the evaluation of the version, which must have measured the weights of the package; None if it cannot be
+            read, which is another objection.
     """
     try:
-        return _check_package(repository, model_sha256, dataset)
+        objections = _check_package(repository, model_sha256, dataset)
+        packaged = repository.manifest.config.get("quantization", "none")
+        if evaluation and states_subject(evaluation):
+            evaluated = read_content(evaluation)["measured"]["settings"].get("quantization", "none")
+            if evaluated != packaged:
+                objections.append(
+                    f"its Triton package has {packaged} quantization; its evaluation measured {evaluated}"
+                )
+        return objections
     except list_content_errors() as error:
         return [f"its Triton package cannot be read ({type(error).__name__}: {error})"]
 

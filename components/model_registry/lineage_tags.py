@@ -43,7 +43,7 @@ def check_evidence(model: Artifact, evaluation: Artifact, repository: Artifact |
     objections = evidence.check_evaluation(evaluation, model.manifest) if evidence.states_subject(evaluation) else []
     if repository and evidence.covers_proof(repository):
         unproven = ["its Triton package is unproven"]  # the tags record it
-        found = evidence.check_package(repository, model.sha256, model.manifest.find_input("dataset"))
+        found = evidence.check_package(repository, model.sha256, model.manifest.find_input("dataset"), evaluation)
         objections += [each for each in found if each not in unproven]
     if objections:
         raise RegistryError(

@@ -88,7 +88,8 @@ def list_objections(version: ModelVersion, requirements: Requirements) -> list[s
             objections += [result.reason] if result.reason else []
         if repository := artifacts.get("repository"):
             dataset = model.manifest.find_input("dataset") if model else None
-            objections += evidence.check_package(repository, _get_tag(version, "model_sha256") or "", dataset)
+            sha256, evaluated = _get_tag(version, "model_sha256") or "", artifacts.get("evaluation")
+            objections += evidence.check_package(repository, sha256, dataset, evaluated)
     if requirements.was_promoted:
         earlier = (evidence.EARLIER_EVALUATION, evidence.EARLIER_PACKAGE)
         objections = [clause for clause in objections if clause not in earlier]

@@ -212,8 +212,10 @@ class Customization(BaseModel):
         tuning, tokens = self.fine_tuning, self.data_curation.tokens
         perplexity = self.data_curation.quality_scores.perplexity
         scorers = [(perplexity, "model", tuning.base_model)] if perplexity.is_enabled else []
+        packaged = "none" if tuning.objective_spec.scores_answers else self.triton_packaging.quantization
         for section, field, value in (
             (self.evaluation, "max_length", tuning.max_length),
+            (self.evaluation, "quantization", packaged),
             (tokens, "max_length", tuning.max_length),
             (tokens, "base_model", tuning.base_model),
             *scorers,
@@ -270,6 +272,21 @@ def load_customization(
     return parse_values(values, str(path), [override.partition("=")[0].strip() for override in overrides])
 
 
+def _check_evaluated_weights(config: Customization) -> None:
+    """Check that the gate judges the weights that the package contains."""
+    evaluated, packaged = config.evaluation.quantization, config.triton_packaging.quantization
+    if evaluated != packaged and not config.fine_tuning.objective_spec.scores_answers:
+        raise ConfigurationError(
+            f"evaluation.quantization is {evaluated}, but triton_packaging.quantization is {packaged}; expected equal values",
+            hint="Set only triton_packaging.quantization.",
+        )
+    if evaluated != "none" and config.evaluation.engine == "vllm":
+        raise ConfigurationError(
+            f"evaluation.engine is vllm, which does not support the {evaluated} weights of triton_packaging.quantization",
+            hint="Set evaluation.engine to transformers.",
+        )
+
+
 def has_sources(values: Values) -> bool:
     """Return whether the values state data_curation.sources."""
     section, name = find_section(values, "data_curation.sources")
@@ -300,6 +317,7 @@ def check_consistency(config: Customization, *, can_promote: bool = True) -> Non
             "model_registry.auto_promote is true, but evaluation.suite is 'none'; automatic promotion requires 'default'",
             hint="Set evaluation.suite to default, or model_registry.auto_promote to false and use `tuneline promote`.",
         )
+    _check_evaluated_weights(config)
     for entry in config.data_curation.sources:
         is_table = is_table_address(entry.path)
         check_no_password(entry.path, *([] if is_table else [FILE_CREDENTIALS_HINT]))

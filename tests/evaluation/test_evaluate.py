@@ -208,6 +208,19 @@ def test_candidate_equal_to_incumbent_is_unchanged(
     assert artifact.manifest.summary["verdict"] == "unchanged"
 
 
+def test_gate_measures_the_rounded_weights_of_the_candidate_only(
+    tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path
+) -> None:
+    exact = run_evaluation(tuned_artifacts, tmp_path / "exact")
+    rounded = run_evaluation(tuned_artifacts, tmp_path / "rounded", quantization="int8", engine="auto")
+    contents = [json.loads((one.path / "evaluation.json").read_text()) for one in (exact, rounded)]
+    losses = [content["metrics"]["held_out"]["loss"] for content in contents]
+    assert losses[0]["base"] == losses[1]["base"]
+    assert losses[0]["candidate"] != losses[1]["candidate"] == pytest.approx(losses[0]["candidate"], abs=0.01)
+    assert [content["measured"]["settings"].get("quantization") for content in contents] == [None, "int8"]
+    assert "int8 weights, as in its package" in (rounded.path / "report.html").read_text()
+
+
 def test_base_model_as_candidate_is_refused(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
     dataset, _, folder = tuned_artifacts
     base = model_loading.open_model(folder / "tiny")

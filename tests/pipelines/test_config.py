@@ -244,6 +244,9 @@ def test_task_file_is_resolved_from_the_configuration_folder(tmp_path: Path) -> 
         (["triton_packaging.quantization=int8", "triton_packaging.adapter=attached"], "with an attached adapter"),
         (["triton_packaging.quantization=int8", "fine_tuning.adaptation=p_tuning"], "with an attached adapter"),
         (["triton_packaging.quantization=fp8"], "int8"),
+        (["triton_packaging.quantization=int8", "evaluation.engine=vllm"], "does not support the int8 weights"),
+        (["triton_packaging.quantization=int8", "evaluation.quantization=none"], "expected equal values"),
+        (["evaluation.quantization=int8"], "expected equal values"),
         (["triton_packaging.quantization_margin=0"], "quantization_margin"),
         (["triton_packaging.quantization_margin=0.06"], "quantization_margin"),
     ],
@@ -251,6 +254,14 @@ def test_task_file_is_resolved_from_the_configuration_folder(tmp_path: Path) -> 
 def test_unpackageable_configuration_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_consistency(load_customization(None, overrides))
+
+
+def test_evaluation_follows_the_quantization_of_the_package() -> None:
+    config = load_customization(None, ["triton_packaging.quantization=int8"])
+    assert config.evaluation.quantization == "int8"
+    assert config.set("triton_packaging.quantization", "none").evaluation.quantization == "none"
+    config = load_customization(None, ["triton_packaging.quantization=int8", "fine_tuning.objective=reward"])
+    assert config.evaluation.quantization == "none"  # a reward model is not packaged
 
 
 @pytest.mark.parametrize(

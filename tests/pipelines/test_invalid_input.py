@@ -1268,6 +1268,11 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
         2,
     ),
     "the model's adapter is of type …; vLLM supports only LoRA adapters": ("configuration", 2),
+    "evaluation.quantization is …, but triton_packaging.quantization is …; expected equal values": ("configuration", 2),
+    "evaluation.engine is vllm, which does not support the … weights of triton_packaging.quantization": (
+        "configuration",
+        2,
+    ),
     "triton_packaging.quantization is …, with …; expected …": ("configuration", 2),
     "triton_packaging.quantization is …, but only … of the weights of a … model are in linear layers; expected at least …": (
         "configuration",

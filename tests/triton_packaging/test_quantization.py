@@ -23,6 +23,7 @@ from components.common.models.model_shape import ModelShape
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import artifact_store
+from components.evaluation import engine_loading
 from components.model_registry import evidence
 from components.triton_packaging import quantization, triton_config
 from components.triton_packaging.component import triton_packaging
@@ -144,6 +145,39 @@ def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
 
 
 @pytest.mark.long  # starts a server
+def test_evaluated_weights_are_the_packaged_weights(adapted_model: LoadableModel) -> None:
+    packaged = quantization.load_quantized_model(adapted_model)
+    for module in list(packaged.modules()):
+        for name, layer in list(module.named_children()):
+            if isinstance(layer, Int8Linear):
+                setattr(module, name, layer.restore())
+    evaluated = engine_loading.load_rounded(adapted_model).state_dict()
+    stored = packaged.state_dict()
+    assert stored.keys() == evaluated.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in evaluated.items())
+
+
+def test_package_that_differs_from_its_evaluation_is_an_objection(
+    int8_package: Artifact, dataset: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dict[str, str]()
+    monkeypatch.setattr(evidence, "states_subject", lambda _: True)
+    monkeypatch.setattr(evidence, "read_content", lambda _: {"measured": {"settings": settings}})
+    model = int8_package.manifest.find_input("model")
+    assert model
+    arguments = (
+        int8_package,
+        model.content_sha256,
+        dataset.as_input(),
+        dataset,
+    )  # the reader of evaluations is replaced
+    assert evidence.check_package(*arguments) == [
+        UNPROVEN, "its Triton package has int8 quantization; its evaluation measured none"
+    ]  # fmt: skip
+    settings["quantization"] = "int8"
+    assert evidence.check_package(*arguments) == [UNPROVEN]
+
+
 def test_served_answers_match_the_rounded_model(
     adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path
 ) -> None:

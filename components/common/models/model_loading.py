@@ -765,6 +765,13 @@ def prepare_torch(seed: int, device: str = "auto") -> Any:
     return torch.device(compute_devices.select_device(device))
 
 
+def get_default_dtype() -> Any:
+    """Return the torch.dtype of loaded weights: bfloat16 on GPUs, float32 on CPUs (bfloat16 is 60 times slower)."""
+    import torch
+
+    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+
+
 def load_model(
     model: LoadableModel, *, trainable: bool = False, dtype: Any = None, has_reward_head: bool = False, **options: Any
 ) -> Any:
@@ -772,7 +779,7 @@ def load_model(
 
     Args:
         trainable: make the adapter trainable, and do not move the model to another device.
-        dtype: torch.dtype of the weights. Default: bfloat16 on GPUs, float32 on CPUs (bfloat16 is 60 times slower).
+        dtype: torch.dtype of the weights. Default: `get_default_dtype`.
         has_reward_head: load a base model with an output layer for rewards, whose weights are 0. Reward models always have
             the layer.
         options: keyword arguments for `from_pretrained`.
@@ -785,7 +792,7 @@ def load_model(
     """
     import torch
 
-    dtype = dtype or (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
+    dtype = dtype or get_default_dtype()
     has_reward_head = has_reward_head or model.is_reward_model
     loaded = _load_weights(model.weights, has_reward_head=has_reward_head, dtype=dtype, **options)
     if model.adapter:
