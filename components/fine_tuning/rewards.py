@@ -38,6 +38,7 @@ RewardName = Literal[
     "judge",
 ]
 REWARD_BATCH_TOKENS = 2048  # of a reward model
+MAX_SCORED_REFERENCES = 32
 
 
 @dataclass(frozen=True)
@@ -351,6 +352,42 @@ def check_row_fields(entries: Iterable[RewardConfig], location: str, meta: str |
                 f"the reward {entry.kind} cannot score the row {location}: it {error}",
                 hint="Correct or remove the row in the sources (docs/how-to/reinforcement-learning.md).",
             ) from None
+
+
+def score_references(entries: Sequence[RewardConfig], rows: Sequence[Fields]) -> tuple[dict[str, float], int]:
+    """Score reference answers as if the model had generated them, except with reward models and services.
+
+    Args:
+        entries: The entries of `grpo.rewards`.
+        rows: Training rows with `question`, `reference` and `meta`. At most MAX_SCORED_REFERENCES, evenly spread, are scored.
+
+    Returns:
+        The mean score by the name of the reward, and the number of scored rows.
+    """
+    chosen = (rows[index] for index in range(0, len(rows), math.ceil(len(rows) / MAX_SCORED_REFERENCES) or 1))
+    rollouts = [Rollout(row["question"], row["reference"], row["reference"], (), row["meta"]) for row in chosen]
+    local = {
+        name: REWARDS[entry.kind].build(entry, RewardInputs())
+        for name, entry in zip(name_rewards(entries), entries, strict=True)
+        if REWARDS[entry.kind].parameter not in ("model", "judge")
+    }
+    means = {name: math.fsum(score(rollouts)) / len(rollouts) for name, score in local.items()} if rollouts else {}
+    return means, len(rollouts)
+
+
+def describe_references(means: Mapping[str, float], rows: int) -> list[str]:
+    """Return a warning for each reward of which all reference answers get 0.
+
+    Args:
+        means: The mean score by the name of the reward, as `score_references` returns it.
+        rows: The number of scored rows.
+    """
+    return [
+        f"the reward {name} is 0 for the reference answers of all {rows} checked rows. Correct the reward or the rows, unless "
+        "the references are placeholders"
+        for name, mean in means.items()
+        if not mean
+    ]
 
 
 def build_rewards(entries: Sequence[RewardConfig], inputs: RewardInputs = RewardInputs()) -> list[WeightedReward]:

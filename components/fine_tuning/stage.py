@@ -147,6 +147,11 @@ def finetune(
             check_vocabulary(tokenizer, model_loading.load_configuration(base.path), base.uri)
             splits = tokenize(dataset, kind, tokenizer, base, recipe, state, reporter)
             check_memory(splits, base, recipe, launcher_settings)
+            if recipe.grpo.rewards and launcher_settings.entry.uses_this_machine:
+                for warning in rewards.describe_references(
+                    *rewards.score_references(recipe.grpo.rewards, splits.train.dataset)
+                ):
+                    reporter.note(warning)
         folders = (splits.folder, work, output, initial_adapter.path if initial_adapter else "")
         splits_path, work_path, output_path, adapter_path = map(str, folders)
         job = TrainingJob(

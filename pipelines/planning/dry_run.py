@@ -6,6 +6,7 @@ gives the origin of each figure.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -161,6 +162,7 @@ class RunSurvey:
         missing_revisions: the tags of earlier revisions that the store lacks.
         examples_by_source: the number of training examples of each source.
         trained_rows: a warning for each dataset of the base model's lineage that has test rows.
+        reference_rewards: the mean reward of the reference answers by the name of the reward, and their number.
     """
 
     config: Customization
@@ -178,6 +180,7 @@ class RunSurvey:
     missing_revisions: list[str]
     examples_by_source: dict[str, int]
     trained_rows: list[str]
+    reference_rewards: tuple[dict[str, float], int]
 
     @property
     def steps(self) -> int:
@@ -328,6 +331,7 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
         "steps": sum(recipe.steps for recipe in survey.recipes),
         "epochs": round(sum(training.count_epochs(first.batched_rows, first.steps, first.recipe)), 4),
         "sources": _list_shares(survey.recipes),
+        "reference_rewards": {"rows": survey.reference_rewards[1], "means": survey.reference_rewards[0]},
         "recipe": survey.choices,
         "parameters": {"all": shape.parameters, "trainable": shape.trainable},
         "memory": memory,
@@ -407,6 +411,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                     _check_tool_rows(curated, metrics)
                 _check_quantization_rows(curated, config)
                 completed, tokens, examples_by_source = _count_tokens(curated, config, outline, shape, reporter)
+                reference_rewards = _score_references(curated, config.fine_tuning)
                 if config.fine_tuning.max_length is None:  # the contexts can be checked with the chosen length
                     check_training_models(config.model_copy(update={"fine_tuning": completed.recipe}), outline)
                 test_rows = (
@@ -434,6 +439,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
         missing_revisions=[tag for tag, _ in inputs.earlier_revisions if tag not in compared],
         examples_by_source=examples_by_source,
         trained_rows=trained_rows,
+        reference_rewards=reference_rewards,
     )
 
 
@@ -443,6 +449,17 @@ def _check_reward_fields(curated: CurationResult, tuning: FineTuningConfig) -> N
         for split in ("train", "validation"):
             for row in curated.iterate_contents(split, ["file", "line", "meta"]):
                 rewards.check_row_fields(tuning.grpo.rewards, f"{row['file']}:{row['line']}", row["meta"])
+
+
+def _score_references(curated: CurationResult, tuning: FineTuningConfig) -> tuple[dict[str, float], int]:
+    """Return the mean rewards of the reference answers and their number. A remote job may be able to score what this machine cannot."""
+    if not tuning.grpo.rewards or _describe_remote_training():
+        return {}, 0
+    mapping = tuning.objective_spec.get_mapping(curated.kind, "the sources contain")
+    interval = math.ceil(curated.verdicts.count_splits()["train"] / rewards.MAX_SCORED_REFERENCES) or 1
+    contents = itertools.islice(curated.iterate_contents("train"), 0, None, interval)
+    rows = [row for content in contents for row in mapping.expand(content) if row["reference"]]
+    return rewards.score_references(tuning.grpo.rewards, rows)
 
 
 def _check_tool_rows(curated: CurationResult, metrics: Sequence[str]) -> None:
@@ -626,6 +643,7 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
             f"no training row has an answer within {tuning.max_length} tokens. Raise fine_tuning.max_length."
         )
     warnings += survey.trained_rows
+    warnings += rewards.describe_references(*survey.reference_rewards)
     warnings += _list_limits(survey)
     if warning := describe_exceeded_context(tuning, survey.outline.config):
         warnings.append(warning)
@@ -946,6 +964,7 @@ def format_estimate(result: Json) -> list[str]:
         f"{parameters['trainable']:,} of {parameters['all']:,} parameters",
         *(f"          {choice}" for choice in result["recipe"]),
         *_format_shares(result["sources"]),
+        *_format_reference_rewards(result["reference_rewards"]),
         f"memory    {_format_gb(parts['total'])} for training: {purposes_text}",
         f"          {_format_gb(memory['stages'][largest])} for the largest stage, {largest}; "
         f"{_format_gb(memory['free'])} free",
@@ -955,6 +974,11 @@ def format_estimate(result: Json) -> list[str]:
         *suite_cost.format_suite(result["suite"]),
         *(f"warning: {warning}" for warning in result["warnings"]),
     ]
+
+
+def _format_reference_rewards(rewarded: Json) -> list[str]:
+    means = ", ".join(f"{name} {mean:.2f}" for name, mean in rewarded["means"].items())
+    return [f"rewards   {means} on average for the reference answers of {rewarded['rows']} rows"] if means else []
 
 
 def _format_shares(shares: Sequence[Json]) -> list[str]:

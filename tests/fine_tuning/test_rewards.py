@@ -217,6 +217,22 @@ def test_machine_that_cannot_isolate_code_is_refused_before_training(
         tune(dataset, tiny, tmp_path, grpo={"rewards": [{"kind": "unit_tests"}]})
 
 
+def test_references_are_scored_without_models_and_services() -> None:
+    entries = [
+        RewardConfig.model_validate(entry)
+        for entry in (
+            {"kind": "exact_match"},
+            {"kind": "regex", "pattern": "[0-9]+"},
+            {"kind": "reward_model", "model": "x"},
+        )
+    ]
+    means, count = rewards.score_references(entries, [{"question": "a?", "reference": "b", "meta": "{}"}] * 70)
+    assert (means, count) == ({"exact_match": 1, "regex": 0}, 24)  # every third row
+    (warning,) = rewards.describe_references(means, count)
+    assert warning.startswith("the reward regex is 0 for the reference answers of all 24 checked rows.")
+    assert rewards.describe_references(*rewards.score_references(entries, [])) == []
+
+
 def test_total_is_the_weighted_mean_and_repeated_kinds_have_numbers() -> None:
     entries = [
         {"kind": "json_valid", "weight": 3},

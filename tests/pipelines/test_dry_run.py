@@ -210,7 +210,7 @@ def snapshot_files(*folders: Path) -> dict[str, tuple[int, str]]:
     return files
 
 
-@pytest.mark.parametrize("workdir", ["wd", pytest.param("not-there-yet", marks=pytest.mark.long)])
+@pytest.mark.parametrize("workdir", ["wd", pytest.param("not-there-yet", marks=pytest.mark.stress)])
 def test_dry_run_writes_no_file(first: dict[str, Any], project: Path, tmp_path: Path, workdir: str) -> None:
     folders = {name: tmp_path / name.lower() for name in ("TUNELINE_CACHE", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR")}
     for folder in folders.values():
@@ -749,6 +749,19 @@ def test_unusable_rewards_are_errors_before_the_training(
     config = load_settings(fresh_project, *build_overrides("{kind: unit_tests}"))
     with pytest.raises(ConfigurationError, match="generated code cannot be isolated on this machine: no isolation"):
         resolve_plans(config, Workdir(fresh_project / "nowhere"), SilentReporter())
+
+
+def test_rewards_of_reference_answers_are_shown_and_a_reward_of_zero_is_a_warning(estimate: Estimate) -> None:
+    entries = "[{kind: exact_match}, {kind: regex, pattern: '[0-9]+'}, {kind: length, max_words: 1000}]"
+    grpo = ("fine_tuning.objective=grpo", "fine_tuning.packing=false", "evaluation.suite=none")
+    result = estimate(*grpo, f"fine_tuning.grpo.rewards={entries}", "model_registry.auto_promote=false")
+    means = result["reference_rewards"]["means"]
+    assert (means["exact_match"], means["regex"], means["length"]) == (1, 0, 1)
+    assert 0 < result["reference_rewards"]["rows"] <= 32
+    warning = "the reward regex is 0 for the reference answers of all"
+    assert len([line for line in result["warnings"] if line.startswith(warning)]) == 1
+    lines = format_estimate(result)
+    assert any(line.startswith("rewards   exact_match 1.00, regex 0.00, length 1.00 on average") for line in lines)
 
 
 def test_invalid_tools_of_test_rows_are_errors_before_the_training(fresh_project: Path, estimate: Estimate) -> None:
