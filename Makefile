@@ -55,7 +55,7 @@ test-nfs: $(VENV)/.ready ## Run the tests on NFS between three machines (root; N
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
 # Tests against engines mostly wait while other tests compute, so run more workers than cores.
-test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full disks, stopped servers, documented commands, real engines (60 minutes)
+test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full disks, stopped servers, the commands of the README, real engines (60 minutes)
 	@$(PYTEST) -n 4 -m "not stress and not gpu" $(ARGS)
 
 quality: $(VENV)/.ready ## Print the code metrics with their targets

@@ -1,6 +1,7 @@
 """The commands of the README and the pages run in a folder like a reader's.
 
-The runs are in the long and the stress tier: they customize a model, start servers and compile pipelines.
+The commands of the README are in the long tier, those of the pages in the stress tier: they customize models, start servers and compile
+pipelines.
 """
 
 from __future__ import annotations
@@ -38,30 +39,7 @@ from tests.tiny import tiny_model
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
 BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "components").glob("*/README.md"))]
-FIRST_PAGES = [PAGES[0], ROOT / "docs" / "tutorials" / "first-run.md"]
-# Pages that take half a minute of CPU or more and whose subject has tests in the other tiers. The options of their commands are
-# checked in the fast tier.
-RELEASE_PAGES = (
-    "air-gap",
-    "capture",
-    "chat",
-    "ci",
-    "costs",
-    "data",
-    "data-versions",
-    "deploy",
-    "documents-to-chat",
-    "examples",
-    "fine-tuning",
-    "images",
-    "models",
-    "preference-tuning",
-    "promote-and-roll-back",
-    "reinforcement-learning",
-    "runs",
-    "signing",
-    "storage",
-)
+README, FIRST_RUN = PAGES[0], ROOT / "docs" / "tutorials" / "first-run.md"
 UNREACHABLE_PROXY = "http://127.0.0.1:9"  # the documented commands need no network beyond this machine
 PROGRAMS = ("tuneline", "make", "python", "pip")
 
@@ -163,10 +141,19 @@ def run_block(block: str, folder: Path, **extra: str) -> None:
 
 @pytest.fixture(scope="module")
 def readme_folder(reader_folder: Path) -> Path:
-    """Run the commands of the README and the first tutorial; the other pages continue in this folder."""
-    for block in dict.fromkeys(block for page in FIRST_PAGES for block in read_blocks(page)):
+    """Run the commands of the README."""
+    for block in read_blocks(README):
         run_block(block, reader_folder)
     return reader_folder
+
+
+@pytest.fixture(scope="module")
+def first_run_folder(readme_folder: Path) -> Path:
+    """Run the other commands of the first tutorial; the other pages continue in this folder."""
+    for block in read_blocks(FIRST_RUN):
+        if block not in read_blocks(README):
+            run_block(block, readme_folder)
+    return readme_folder
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +163,7 @@ def api() -> KfpApi:
 
 @pytest.mark.long
 def test_readme_commands_customize_a_model(readme_folder: Path) -> None:
-    assert all(read_blocks(page) for page in FIRST_PAGES)
+    assert all(read_blocks(page) for page in (README, FIRST_RUN))
     results = [
         run["result"]
         for path in readme_folder.glob(".tuneline/runs/*/run.json")
@@ -186,26 +173,23 @@ def test_readme_commands_customize_a_model(readme_folder: Path) -> None:
     assert all(Path(result["artifacts"]["model"], "manifest.json").exists() for result in results)
 
 
+@pytest.mark.stress  # half a minute of CPU per page; the fast tier checks the options of the commands
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=pytest.mark.stress if page.stem in RELEASE_PAGES else pytest.mark.long)
-        for page in PAGES
-        if page not in FIRST_PAGES and read_blocks(page)
-    ],
+    [page for page in PAGES if page not in (README, FIRST_RUN) and read_blocks(page)],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_page_commands_succeed(page: Path, readme_folder: Path, api: KfpApi) -> None:
+def test_page_commands_succeed(page: Path, first_run_folder: Path, api: KfpApi) -> None:
     block_count = 0
     with (
         serving(api) as kubeflow,
         kubernetes_api.serving(KubernetesApi(kubernetes_api.minimal_objects())) as cluster,
         serve_teacher() as teacher,
     ):
-        config = kubernetes_api.kubeconfig(readme_folder / "kubeconfig", cluster.url)
+        config = kubernetes_api.kubeconfig(first_run_folder / "kubeconfig", cluster.url)
         for block in read_blocks(page):
             run_block(
-                block, readme_folder, KFP_ENDPOINT=kubeflow.url, KUBECONFIG=str(config), HTTPS_PROXY=UNREACHABLE_PROXY,
+                block, first_run_folder, KFP_ENDPOINT=kubeflow.url, KUBECONFIG=str(config), HTTPS_PROXY=UNREACHABLE_PROXY,
                 TEACHER_URL=teacher.url,
             )  # fmt: skip
             block_count += 1

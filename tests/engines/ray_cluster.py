@@ -19,6 +19,8 @@ from components.common.runtime import process_control
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_SECONDS = 120.0  # per node
+START_ATTEMPTS = 3  # on a busy machine, a node takes longer than the 30 s that Ray waits for it
+RAY_START_TIMEOUT = "The current node timed out during startup"
 OBJECT_STORE_BYTES = str(200 * 1024 * 1024)  # per node
 OPENED_FILES_VARIABLE = "TUNELINE_TEST_NODE"  # path of the log of opened files, for the processes of a node
 # Detect a lost node within seconds instead of half a minute, and run workers at the priority of other tests.
@@ -86,7 +88,12 @@ def _run_nodes(folder: Path, short_folder: str, dashboard: bool) -> Iterator[Clu
     try:
         for number, arguments in enumerate((head, [f"--address={address}"])):
             cluster.nodes.append(_start_node(folder, number, arguments))
-            _wait_for_nodes(address, number + 1, cluster.nodes[-1], folder / f"node{number}.log")
+            attempts = 1
+            while not _wait_for_nodes(address, number + 1, cluster.nodes[-1], folder / f"node{number}.log"):
+                attempts += 1
+                assert attempts <= START_ATTEMPTS
+                cluster.kill_node(number)
+                cluster.nodes[-1] = _start_node(folder, number, arguments)
         yield cluster
     finally:
         for number in range(len(cluster.nodes)):
@@ -146,12 +153,14 @@ def _start_node(folder: Path, number: int, arguments: list[str]) -> subprocess.P
     return node
 
 
-def _wait_for_nodes(address: str, node_count: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the cluster has `node_count` live nodes."""
+def _wait_for_nodes(address: str, node_count: int, process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Wait until the cluster has `node_count` live nodes; return False if Ray gave up the start after its 30 s."""
     script = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print(sum(node['Alive'] for node in ray.nodes()))"
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
+        if process.poll() is not None:
+            assert RAY_START_TIMEOUT in log.read_text(), log.read_text()
+            return False
         result = subprocess.run(
             [sys.executable, "-c", script, address],
             capture_output=True,
@@ -160,7 +169,7 @@ def _wait_for_nodes(address: str, node_count: int, process: subprocess.Popen[byt
             check=False,
         )
         if result.stdout.strip().endswith(str(node_count)):
-            return
+            return True
         time.sleep(0.5)
     raise AssertionError(f"{node_count} nodes were not up after {START_TIMEOUT_SECONDS:.0f} s: {log.read_text()}")
 

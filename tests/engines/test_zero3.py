@@ -47,12 +47,13 @@ def train(model_and_dataset: tuple[Path, Artifact], folder: Path, **changes: Any
     )
 
 
+@pytest.mark.stress  # four minutes of CPU, most of them for the compilation
 @pytest.mark.parametrize(
     "settings",
     [
         {"adaptation": "full"},
-        pytest.param({"adaptation": "lora", "lora": {"dropout": 0.0}}, marks=pytest.mark.stress),
-        pytest.param({"adaptation": "full", "packing": True}, marks=pytest.mark.stress),
+        {"adaptation": "lora", "lora": {"dropout": 0.0}},
+        {"adaptation": "full", "packing": True},
     ],
 )
 def test_parameters_are_sharded_and_losses_match_one_process(

@@ -276,7 +276,7 @@ def test_manually_moved_alias_is_followed_or_refused_with_a_reason(
     assert load.versions() == ["1", "2"]
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_damaged_package_is_refused_and_the_served_version_stays(
     registry: Any, registered: RegisteredVersions, tmp_path: Path
 ) -> None:
@@ -420,7 +420,7 @@ def register_wrong_package(registered: RegisteredVersions, folder: Path, incumbe
     )
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_killed_server_and_deployment_recover_without_the_registry(
     registry: Any, registered: RegisteredVersions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -723,7 +723,7 @@ def test_run_with_a_missing_source_fails_and_cleans_up(project: Path) -> None:
     check_text_and_json("unknown embedded model", *arguments, "--dry-run", cwd=project)
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_too_few_rows_are_reported_after_the_missing_triton_warning(
     project: Path, without_wheel: dict[str, str]
 ) -> None:
@@ -1086,7 +1086,7 @@ def test_curate_to_a_full_or_read_only_disk_fails_and_then_finishes(project: Pat
         assert json.loads(process.stdout)["rows"]["kept"] == 156
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_unwritable_workdir_is_reported(project: Path) -> None:
     (project / "shared").mkdir()
     (project / "shared").chmod(0o555)

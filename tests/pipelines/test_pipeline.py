@@ -283,8 +283,10 @@ def test_run_killed_in_each_stage_resumes_with_equal_digests(first: dict[str, An
     assert not list((project / "killed" / "store" / "unfinished").glob("*"))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if kind == "model" else pytest.mark.stress) for kind in sorted(KINDS)],
+)
 def test_damaged_artifact_is_refused_with_its_file(
     first: dict[str, Any], project: Path, tmp_path: Path, kind: str
 ) -> None:
