@@ -231,7 +231,7 @@ def compute_intent_sha256(entry: Entry) -> str:
 
 
 def join_objections(objections: Iterable[str]) -> str:
-    """Return the text of the objections that a forced promotion overrules."""
+    """Return the text of the objections that a forced promotion overrides."""
     return OBJECTION_SEPARATOR.join(objections)
 
 

@@ -104,7 +104,7 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
         objections = promotion_checks.list_objections(target, requirements)
         if edited and requirements.checks_age:  # `promote` did not check the version with the policy
             objections.append(edited)
-        # No promotion overrules findings in the history: it may be forged itself.
+        # No promotion overrides findings in the history: it may be forged itself.
         findings = history_signatures.list_open_findings(client, name, history)
     moves = registry_history.list_completed_moves(entries, alias)
     if not moves or moves[-1].kind == "foreign" or moves[-1].to != str(target.version):

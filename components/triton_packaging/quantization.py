@@ -247,8 +247,8 @@ def _check_margin(result: QuantizationResult) -> None:
             f"and the unquantized model {result.unquantized_loss:.4f}: an increase of {result.increase:+.4f}, at most "
             f"{result.increase_bound:+.4f} with {result.confidence:.0%} confidence; "
             f"triton_packaging.quantization_margin allows {result.margin:.4f}",
-            hint="Set triton_packaging.quantization to none, or increase triton_packaging.quantization_margin, or "
-            "triton_packaging.quantization_items if the increase is below the margin.",
+            hint="Set triton_packaging.quantization to none, or raise triton_packaging.quantization_margin; if the measured "
+            "increase is within the margin, raise triton_packaging.quantization_items.",
         )
 
 

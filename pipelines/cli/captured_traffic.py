@@ -282,7 +282,7 @@ def erase_subject(
 ) -> None:
     """Erase a subject's captured rows, exported rows and feedback, and list datasets, models and packages built from them.
 
-    Exit with status 1 if rows remain, or if not everything could be searched.
+    Exit with status 1 if rows remain, or if the search is incomplete.
     """
     from components.common.runtime.user_name import get_user_name
     from components.data_versioning.row_search import Query

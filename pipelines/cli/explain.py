@@ -1,4 +1,4 @@
-"""`tuneline explain`: the words of the prompt and the training rows that pushed the model towards an answer."""
+"""`tuneline explain`: the words of the prompt and the training rows that made an answer more likely."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def explain(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which words of the prompt, and which training rows, pushed the model towards an answer.
+    """Show which words of the prompt, and which training rows, made an answer more likely.
 
     The scores do not prove causation: only retraining without a row shows its effect.
     """

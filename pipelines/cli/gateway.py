@@ -28,7 +28,7 @@ FeedbackOption = Annotated[
 FeedbackLimitOption = Annotated[
     int,
     typer.Option(
-        "--feedback-max-mib", min=1, help="Size in bytes at which the gateway stops writing to the feedback file."
+        "--feedback-max-mib", min=1, help="Size in MiB at which the gateway stops writing to the feedback file."
     ),
 ]
 KeyFileOption = Annotated[Path, typer.Option("--keys", help="File of API keys.")]
@@ -57,7 +57,7 @@ def gateway(
         typer.Option("--repository", help="Triton's model repository, for the chat templates of vLLM packages."),
     ] = None,
     max_body_mib: Annotated[
-        int, typer.Option("--max-body-mib", min=1, max=15, help="Maximum size of a request in bytes.")
+        int, typer.Option("--max-body-mib", min=1, max=15, help="Maximum size of a request in MiB.")
     ] = 4,
     request_seconds: Annotated[
         float, typer.Option("--request-seconds", min=1.0, help="Timeout for one answer, in seconds.")

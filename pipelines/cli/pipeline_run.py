@@ -56,8 +56,8 @@ def run(
 ) -> int:
     """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote.
 
-    Without a configuration file and without data_curation.sources, run the demo with its own small settings. Several
-    configurations are all checked first, then run in sequence until the gate refuses a model.
+    Without a configuration file and without data_curation.sources, run the demo with its own small settings. With several
+    configurations, check all of them first, then run them in sequence until the gate refuses a model.
     """
     from pipelines.config.customization_chain import load_chain
     from pipelines.config.platform_config import Platform, load_platform

@@ -32,7 +32,7 @@ TeacherOption = Annotated[
     typer.Option(
         "--teacher",
         metavar="URL_OR_MODEL",
-        help="URL of an OpenAI-compatible endpoint without /chat/completions, folder of a tuned model, source of a base "
+        help="URL of an OpenAI-compatible endpoint (omit /chat/completions), folder of a tuned model, source of a base "
         "model, or NAME@ALIAS.",
         rich_help_panel=TEACHER,
     ),
@@ -125,7 +125,7 @@ MaxDocumentShareOption = Annotated[
         "--max-document-share",
         min=0.001,
         max=1,
-        help="Maximum share of rows from one document. An equal share for each document is always allowed.",
+        help="Maximum share of rows from one document. The limit is never below an equal share for each document.",
         rich_help_panel=ROWS,
     ),
 ]

@@ -59,7 +59,7 @@ def find_captured_answer(settings: CaptureSettings, response_id: str) -> Capture
     if tombstones.is_erased(row, erased):
         raise InputError(
             f"the subject of the answer {response_id} was erased",
-            hint="The row is deleted when its gateway seals the file; it must not be used.",
+            hint="Choose another answer; the gateway deletes this row when it seals the file.",
         )
     messages, choices = row["request"].get("messages"), row["response"]["choices"]
     if not messages or len(choices) != 1:

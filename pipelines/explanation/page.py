@@ -20,7 +20,7 @@ WORDS_LIMITS = (
     "system prompt and the template. Removing a {unit} may make the prompt ungrammatical; the model has rarely seen such prompts."
 )
 DELETION = (
-    "Loss of the answer's log-probability in nats. A good ranking loses much when its top {unit}s are removed, and little "
+    "Decrease of the answer's log-probability, in nats. With a good ranking, it is large when the top {unit}s are removed, and small "
     "when only they are kept. This comparison favours the leave-one-out ranking, which removes {unit}s in the same way."
 )
 ROWS_SHOW = (

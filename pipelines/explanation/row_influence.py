@@ -1,4 +1,4 @@
-"""Training rows that pushed the model towards an answer: a kernel of gradients, with a lexical baseline beside it.
+"""Training rows that made an answer more likely: a kernel of gradients, with a lexical baseline beside it.
 
 The scores are an approximation of one training step around the published weights. They say which rows pushed this way,
 not which rows caused the answer: only a retraining without them would show that.

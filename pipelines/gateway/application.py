@@ -422,7 +422,11 @@ def check_origin(gateway: Gateway, request: Request) -> None:
         value = request.headers.get(header, "").split("://")[-1]
         host = value.rsplit(":", 1)[0] if not value.endswith("]") else value
         if value and not is_loopback(host.strip("[]").lower().removesuffix(".")):
-            raise RequestError(403, f"the header {header} is not local; use an API key", code="forbidden_origin")
+            raise RequestError(
+                403,
+                f"the header {header} is {value}; without API keys, expected an address of this machine",
+                code="forbidden_origin",
+            )
 
 
 async def read_body(gateway: Gateway, request: Request) -> bytes:

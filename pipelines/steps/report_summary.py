@@ -53,7 +53,7 @@ def _compare_with_base(evaluation: Record) -> str:
         ):
             gain, low, high = rule["gain"]
             if low <= 0 <= high:
-                return f"The candidate's {name} does not differ clearly from that of the base ({figures})."
+                return f"The candidate's {name} does not differ significantly from that of the base ({figures})."
             return f"The candidate's {name} is {'better' if gain > 0 else 'worse'} than that of the base ({figures})."
     return f"The candidate's {name} was compared with that of the base ({figures})."
 

@@ -210,7 +210,7 @@ def test_isolation_that_does_not_start_is_retried_once(monkeypatch: pytest.Monke
         f"runpy.run_path({sandbox_process.__file__!r}, run_name='__main__')\n"
     )
     monkeypatch.setattr(code_sandbox, "COMMAND", [sys.executable, "-S", str(script)])
-    with pytest.raises(InterruptedRunError, match=r"(?s)did not start twice: .*OSError: no memory"):
+    with pytest.raises(InterruptedRunError, match=r"(?s)failed to start in two attempts: .*OSError: no memory"):
         passes_tests(build("", "pass"))
     assert passes_tests(build("", "pass"))
     with pytest.raises(ConfigurationError, match=r"(?s)cannot be isolated on this machine: .*OSError: no memory"):

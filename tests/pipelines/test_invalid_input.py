@@ -1364,7 +1364,7 @@ MODEL_ERRORS = {
     ),
     "the reward … cannot score the row …: it …": ("input", 1),
     "generated code cannot be isolated on this machine: …": ("configuration", 2),
-    "the isolation of generated code did not start twice: …": ("interrupted", 75),
+    "the sandbox for generated code failed to start in two attempts: …": ("interrupted", 75),
     "the judge of the rewards at … cannot be used: …": ("engine_missing", 1),
     "the judge of the rewards at … stopped answering: …": ("interrupted", 75),
     "the judge of the rewards at … rejects all of … requests: …": ("interrupted", 75),

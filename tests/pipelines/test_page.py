@@ -48,7 +48,7 @@ def build_record(gain: list[float], **training: Any) -> dict[str, Any]:
     [
         ([0.5, 0.4, 0.6], "is better than that of the base (2 vs. 2.5, 40 items)"),
         ([-0.5, -0.6, -0.4], "is worse than that of the base (2 vs. 2.5, 40 items)"),
-        ([0.1, -0.2, 0.4], "does not differ clearly from that of the base (2 vs. 2.5, 40 items)"),
+        ([0.1, -0.2, 0.4], "does not differ significantly from that of the base (2 vs. 2.5, 40 items)"),
     ],
 )
 def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None:

@@ -46,13 +46,15 @@ def passes_tests(program: Program) -> bool:
     """Return whether the tests pass. Code that exceeds a limit, or ends the process, does not pass.
 
     Raises:
-        InterruptedRunError: the isolation did not start twice; the code did not run.
+        InterruptedRunError: the sandbox failed to start in two attempts; the code did not run.
     """
     passed, problem = _run(program)
     if passed is None:
         passed, problem = _run(program)
     if passed is None:
-        raise InterruptedRunError(f"the isolation of generated code did not start twice: {problem}", hint=RESUME_HINT)
+        raise InterruptedRunError(
+            f"the sandbox for generated code failed to start in two attempts: {problem}", hint=RESUME_HINT
+        )
     return passed
 
 
