@@ -119,6 +119,7 @@ def test_best_checkpoint_is_the_result_when_not_the_last(
     assert sharded["validation_loss"] == pytest.approx(single["validation_loss"], abs=1e-2)
 
 
+@pytest.mark.stress
 def test_killed_training_resumes_to_the_same_weights(
     model_and_dataset: tuple[Path, Artifact], training_server: TrainingRunner, tmp_path: Path
 ) -> None:

@@ -69,7 +69,7 @@ def promote_concurrently(name: str, versions: list[str], *, force: bool, uri: st
         *versions,
     ]
     env = environment(MLFLOW_TRACKING_URI=uri, PYTHONPATH=str(ROOT))
-    process = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    process = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=850, check=False)
     assert process.returncode == 0, process.stderr
     return [json.loads(line) for line in process.stdout.splitlines()]
 

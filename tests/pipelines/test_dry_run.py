@@ -45,7 +45,7 @@ from tests.pipelines.project import write_project
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
 KEYS = {
     *("dry_run", "rows", "tokens", "steps", "epochs", "recipe", "parameters", "memory", "disk", "seconds", "stages"),
-    *("basis", "sources", "suite", "warnings", "cost"),
+    *("basis", "sources", "reference_rewards", "suite", "warnings", "cost"),
 }
 
 
