@@ -1,6 +1,6 @@
 """Trainings on a real Ray cluster of two nodes: failures, stops and resumes; the weights must equal those of a local training.
 
-Tests marked `stress` repeat a case with another kind of failure.
+In the stress tier: two busy nodes take minutes to start. tests/engines/test_ray_curation.py uses Ray in the long tier.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ from tests.datasets import small_dataset
 from tests.engines.ray_cluster import ROOT, Cluster, run_cluster
 from tests.tiny import tiny_model
 
-pytestmark = [pytest.mark.ray]
-STRESS = partial(pytest.param, marks=pytest.mark.stress)
+pytestmark = [pytest.mark.ray, pytest.mark.stress]
 STEPS = 48
 
 
@@ -200,7 +198,7 @@ def test_two_nodes_produce_the_weights_of_two_local_processes(
     assert not find_processes(tmp_path)
 
 
-@pytest.mark.parametrize("target", [STRESS("a process"), "a worker of Ray", STRESS("a node")])
+@pytest.mark.parametrize("target", ["a process", "a worker of Ray", "a node"])
 def test_training_resumes_to_the_same_weights_after_a_loss(
     target: str, cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:
@@ -239,8 +237,6 @@ finetune(artifact_folder.read(Path(job["dataset"])), Path(job["output"]), FineTu
 """
 
 
-@pytest.mark.stress
-@pytest.mark.stress
 def test_next_command_attaches_to_job_of_a_killed_watcher(
     cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:
@@ -268,7 +264,6 @@ def test_next_command_attaches_to_job_of_a_killed_watcher(
     assert min(recorder.steps, default=STEPS) > 1, "steps reported before the kill are not reported again"
 
 
-@pytest.mark.stress
 @pytest.mark.parametrize("method", ["SIGTERM", "ray job stop"])
 def test_stopped_training_is_saved_and_resumed_by_same_command(
     method: str, cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
@@ -291,7 +286,6 @@ def test_stopped_training_is_saved_and_resumed_by_same_command(
     assert model.manifest.summary["resumed_from"]
 
 
-@pytest.mark.stress
 def test_training_error_is_reported_without_retry(
     cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path
 ) -> None:
@@ -308,7 +302,6 @@ def test_training_error_is_reported_without_retry(
     assert not find_processes(tmp_path)
 
 
-@pytest.mark.stress
 def test_cancelled_job_leaves_no_process(cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt  # as a second Ctrl-C
@@ -325,7 +318,6 @@ def test_cancelled_job_leaves_no_process(cluster: Cluster, dataset: Artifact, ti
     assert list_job_states(cluster, tmp_path) in (["STOPPED"], ["FAILED"])
 
 
-@pytest.mark.stress
 def test_too_few_nodes_are_reported(cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
     launcher = build_launcher(cluster, nodes=3, ray={"address": cluster.dashboard, "wait_seconds": 6})
     recorder = Recorder()
