@@ -22,6 +22,7 @@ def render_page(
     results: Mapping[str, TaskResult],
     rule_results: Sequence[RuleResult],
     inputs: Sequence[ArtifactInput],
+    quantization: str = "none",
 ) -> str:
     """Return the HTML page.
 
@@ -30,6 +31,7 @@ def render_page(
         results: Task results by task name.
         rule_results: Results of the gate's rules.
         inputs: Input artifacts and files of the evaluation.
+        quantization: Format of the candidate's weights.
     """
     items = sum(len(result.items) for result in results.values())
     name, first = next(iter(results.items()))
@@ -45,7 +47,7 @@ def render_page(
     reasons, gains = "", {}
     if content["verdict"] == UNCHANGED:
         reasons = html_report.render_paragraph(UNCHANGED_REASON, "good")
-    if quantization := content["measured"]["settings"].get("quantization"):
+    if quantization != "none":
         reasons += html_report.render_paragraph(f"The candidate has {quantization} weights, as in its package.")
     # Without an incumbent, several rules have the same reason.
     styles = {"passed": "good", "failed": "bad", "not applicable": "soft"}

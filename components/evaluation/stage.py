@@ -109,7 +109,8 @@ def evaluate(
     (output / "evaluation.json").write_text(text, encoding="utf-8")
     stored = _select_stored(results)
     evaluation_result.write_predictions(output / "predictions.parquet", stored)
-    (output / "report.html").write_text(report.render_page(content, stored, rule_results, inputs), encoding="utf-8")
+    page = report.render_page(content, stored, rule_results, inputs, config.quantization)
+    (output / "report.html").write_text(page, encoding="utf-8")
     summary = {name: content[name] for name in ("verdict", "reasons", "metrics")}
     for name, result in results.items():
         # A rerun of the evaluation replaces a result with unanswered questions.
