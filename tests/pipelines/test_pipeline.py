@@ -22,7 +22,7 @@ import pytest
 
 from components.common.artifacts import artifact_folder
 from components.triton_packaging.triton_server import ServerAddress
-from tests.pipelines.command import COMMAND, ROOT, environment, refusal, tuneline
+from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
 from tests.pipelines.project import run, write_rows
 from tests.triton_packaging.triton_clients import infer_grpc, stream_grpc
 
@@ -258,6 +258,24 @@ def get_process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "Z"
+
+
+@pytest.mark.stress  # a run; tests/triton_packaging/test_quantization.py checks its parts
+def test_run_with_quantization_judges_proves_and_promotes_the_quantized_model(
+    first: dict[str, Any], project: Path
+) -> None:
+    settings = {"triton_packaging.quantization": "int8", "triton_packaging.quantization_margin": 0.05, "model_registry.name": "tiny-int8"}  # fmt: skip
+    result = run(project, "wd", *(part for name, value in settings.items() for part in ("--set", f"{name}={value}")))
+    assert result["verdict"] == "accepted"
+    assert get_cached_stages(result) == {"data_curation", "data_versioning", "fine_tuning"}
+    evaluation, package = (Path(result["artifacts"][kind]) for kind in ("evaluation", "repository"))
+    assert json.loads((evaluation / "evaluation.json").read_text())["measured"]["settings"]["quantization"] == "int8"
+    summary = artifact_folder.read(package, "repository").manifest.summary
+    assert summary["proof"]["matched"] == summary["proof"]["golden_prompts"] > 0
+    assert summary["quantization"]["increase_bound"] <= 0.05
+    assert "champion" in result["mlflow"]["aliases"]
+    lineage = answer("lineage", "tiny-int8@champion", "--workdir", "wd", cwd=project)
+    assert package.name in json.dumps(lineage)
 
 
 @pytest.mark.stress
