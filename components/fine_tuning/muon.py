@@ -53,8 +53,8 @@ def check_share(model: torch.nn.Module) -> None:
     share = measure_share(model)
     if share < MIN_SHARE:
         raise ConfigurationError(
-            f"fine_tuning.optimizer: muon trains {share:.0%} of this model's weights, those of linear layers; expected at "
-            f"least {MIN_SHARE:.0%}, or adamw",
+            f"fine_tuning.optimizer: muon trains {share:.0%} of this model's weights (its linear layers only); "
+            f"expected at least {MIN_SHARE:.0%}",
             hint="Set fine_tuning.optimizer to adamw.",
         )
 

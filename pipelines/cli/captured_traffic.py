@@ -179,7 +179,7 @@ def sample_traffic(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw a random sample of requests without the models' answers. Editors add the best answer as `correction`.
+    """Draw a random sample of requests, omitting the models' answers. Editors add the best answer as `correction`.
 
     Pass the edited file as an additional --feedback file. With --sampled, `tuneline retrain` compares the models only on
     these corrections.

@@ -83,7 +83,7 @@ def deploy(
 ) -> None:
     """Serve the version of an alias after the same checks as `promote`.
 
-    With --watch, follow the alias without losing a request.
+    With --watch, follow the alias without losing requests.
 
     Without --grpc-url, start a Triton server behind the OpenAI-compatible gateway and run until Ctrl-C. With --grpc-url, load the version into a running
     server (explicit mode); without --watch, exit when the version is served.

@@ -142,7 +142,9 @@ def _render_rows(explanation: Explanation) -> str:
         )
     head = ("row", "score", "share of random rows with at least this score", "shared words", "source")
     agreement = (
-        "" if influence.agreement is None else f" Rank correlation of score and shared words: {influence.agreement:.2f}."
+        ""
+        if influence.agreement is None
+        else f" Rank correlation of score and shared words: {influence.agreement:.2f}."
     )
     return (
         render_paragraph(ROWS_SHOW)
