@@ -51,6 +51,16 @@ def _default_rules(metric: str | None = None, chance: float | None = None) -> li
     return [Rule.model_validate({**rule, **fields}) for rule in (*by_chance, *compared)]
 
 
+def check_quantized_engine(config: EvaluationConfig) -> None:
+    """Check that the engine can measure quantized weights. Raises ConfigurationError for vLLM."""
+    if config.quantization != "none" and config.engine == "vllm":
+        raise ConfigurationError(
+            f"evaluation.engine is vllm, which does not support the {config.quantization} weights of "
+            "triton_packaging.quantization",
+            hint="Set evaluation.engine to transformers.",
+        )
+
+
 class EvaluationConfig(BaseModel):
     """Evaluation metrics and promotion rules."""
 

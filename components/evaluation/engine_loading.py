@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from components.common.models import compute_devices, int8_rounding, model_loading
 from components.common.models.model_loading import LoadableModel
-from components.common.runtime.errors import EngineMissingError
+from components.common.runtime.errors import ConfigurationError, EngineMissingError
 from components.common.runtime.reporters import Reporter
 from components.evaluation import forward_pass, vllm_engine
+from components.evaluation.config import EvaluationConfig, check_quantized_engine
 from components.evaluation.prefix_trees import TokenTree
 from components.evaluation.reward_engine import RewardEngine
 from components.evaluation.task_interface import Engine
@@ -139,13 +140,38 @@ def check_vllm_installed(engine: EngineName) -> bool:
 
 
 def load_rounded(tuned: LoadableModel) -> PreTrainedModel:
-    """Return the tuned model with its adapter merged in float32 and its linear layers rounded to int8, as it is packaged."""
+    """Return the tuned model with its adapter merged in float32 and its linear layers rounded to int8, as it is packaged.
+
+    The weights are rounded on the CPU, so that a GPU holds them in the default precision only.
+    """
     import torch
 
-    loaded = model_loading.load_model(tuned, dtype=torch.float32)
+    loaded = model_loading.load_model(tuned, trainable=True, dtype=torch.float32)
     merged = loaded.merge_and_unload() if tuned.adapter else loaded
     int8_rounding.round_linear_layers(merged)
-    return merged.to(model_loading.get_default_dtype())
+    for parameter in merged.parameters():  # not the buffers: rotary frequencies stay in float32, as in other models
+        parameter.data = parameter.data.to(model_loading.get_default_dtype())
+    return merged.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def check_quantization(config: EvaluationConfig, candidate: LoadableModel) -> None:
+    """Check that the candidate can be measured with quantized weights, if the configuration requires it.
+
+    Raises:
+        ConfigurationError: the engine is vLLM; or the candidate is a reward model or has virtual tokens, so that no package has
+            its quantized weights.
+    """
+    check_quantized_engine(config)
+    reason = "is a reward model" if candidate.is_reward_model else ""
+    if candidate.adapter:
+        settings = json.loads((candidate.adapter / model_loading.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        reason = "has an adapter with virtual tokens" if settings.get("num_virtual_tokens") else reason
+    if config.quantization != "none" and reason:
+        raise ConfigurationError(
+            f"evaluation.quantization is {config.quantization}, but the candidate {reason}; expected a language model whose "
+            "adapter can be merged",
+            hint="Set triton_packaging.quantization to none.",
+        )
 
 
 def load_tuned(tuned: LoadableModel, loaded: PreTrainedModel | None, reporter: Reporter) -> PreTrainedModel:

@@ -64,7 +64,7 @@ def evaluate(
 
     Raises:
         ConfigurationError: A task is invalid, or a file of a task does not exist; or candidate, incumbent and tasks differ
-            in whether they are of reward models.
+            in whether they are of reward models; or the candidate cannot be quantized.
         EngineMissingError: The inference engine or the judge is not available.
         InputError: The rows of a task are invalid.
         OutputOccupiedError: `output` contains another artifact, or files that tuneline did not write.
@@ -75,6 +75,7 @@ def evaluate(
         raise ConfigurationError(
             f"the candidate is {kinds[0]}, and the incumbent is {kinds[1]}", hint=INCUMBENT_KIND_HINT
         )
+    engine_loading.check_quantization(config, candidate)
     unchanged = incumbent is not None and incumbent.sha256 == candidate.sha256
     if unchanged:
         reporter.note("the candidate is identical to the incumbent")

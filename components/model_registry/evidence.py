@@ -243,16 +243,18 @@ def check_package(
     """
     try:
         objections = _check_package(repository, model_sha256, dataset)
-        packaged = repository.manifest.config.get("quantization", "none")
-        if evaluation and states_subject(evaluation):
-            evaluated = read_content(evaluation)["measured"]["settings"].get("quantization", "none")
-            if evaluated != packaged:
-                objections.append(
-                    f"its Triton package has {packaged} quantization; its evaluation measured {evaluated}"
-                )
-        return objections
     except list_content_errors() as error:
         return [f"its Triton package cannot be read ({type(error).__name__}: {error})"]
+    packaged = repository.manifest.config.get("quantization", "none")
+    try:
+        if evaluation is None or not states_subject(evaluation):
+            return objections
+        evaluated = read_content(evaluation)["measured"]["settings"].get("quantization", "none")
+    except list_content_errors() as error:
+        return [*objections, describe_content_error(error)]
+    if evaluated != packaged:
+        objections.append(f"its Triton package has {packaged} quantization; its evaluation measured {evaluated}")
+    return objections
 
 
 def _check_package(repository: Artifact, model_sha256: str, dataset: ArtifactInput | None) -> list[str]:

@@ -32,7 +32,12 @@ from components.data_curation.databases.database_registry import check_request, 
 from components.data_curation.databases.table_request import TableRequest, check_no_password
 from components.data_curation.reading.table_settings import is_query_file
 from components.data_versioning.config import DataVersioningConfig
-from components.evaluation.config import EvaluationConfig, adapt_to_reward_model, check_task_kinds
+from components.evaluation.config import (
+    EvaluationConfig,
+    adapt_to_reward_model,
+    check_quantized_engine,
+    check_task_kinds,
+)
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning.config import PREVIOUS, FineTuningConfig
 from components.model_registry.config import ModelRegistryConfig
@@ -273,18 +278,14 @@ def load_customization(
 
 
 def _check_evaluated_weights(config: Customization) -> None:
-    """Check that the gate judges the weights that the package contains."""
+    """Check that the gate judges the weights that a package for the python backend contains."""
     evaluated, packaged = config.evaluation.quantization, config.triton_packaging.quantization
     if evaluated != packaged and not config.fine_tuning.objective_spec.scores_answers:
         raise ConfigurationError(
             f"evaluation.quantization is {evaluated}, but triton_packaging.quantization is {packaged}; expected equal values",
             hint="Set only triton_packaging.quantization.",
         )
-    if evaluated != "none" and config.evaluation.engine == "vllm":
-        raise ConfigurationError(
-            f"evaluation.engine is vllm, which does not support the {evaluated} weights of triton_packaging.quantization",
-            hint="Set evaluation.engine to transformers.",
-        )
+    check_quantized_engine(config.evaluation)
 
 
 def has_sources(values: Values) -> bool:

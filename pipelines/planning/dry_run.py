@@ -457,7 +457,7 @@ def _score_references(curated: CurationResult, tuning: FineTuningConfig) -> tupl
         return {}, 0
     mapping = tuning.objective_spec.get_mapping(curated.kind, "the sources contain")
     interval = math.ceil(curated.verdicts.count_splits()["train"] / rewards.MAX_SCORED_REFERENCES) or 1
-    contents = itertools.islice(curated.iterate_contents("train"), 0, None, interval)
+    contents = itertools.islice(curated.iterate_contents("train", ["meta"]), 0, None, interval)
     rows = [row for content in contents for row in mapping.expand(content) if row["reference"]]
     return rewards.score_references(tuning.grpo.rewards, rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
 from components.common.runtime import chat_completions
-from components.common.runtime.errors import InputError
+from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
+from components.evaluation import engine_loading
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.stage import evaluate
 from components.evaluation.task_interface import Continuation, Item, TaskContext
@@ -219,6 +221,15 @@ def test_gate_measures_the_rounded_weights_of_the_candidate_only(
     assert losses[0]["candidate"] != losses[1]["candidate"] == pytest.approx(losses[0]["candidate"], abs=0.01)
     assert [content["measured"]["settings"].get("quantization") for content in contents] == [None, "int8"]
     assert "int8 weights, as in its package" in (rounded.path / "report.html").read_text()
+    with pytest.raises(ConfigurationError, match="does not support the int8 weights"):
+        run_evaluation(tuned_artifacts, tmp_path / "vllm", quantization="int8", engine="vllm")
+    model = model_loading.open_model_artifact(tuned_artifacts[1])
+    quantized = EvaluationConfig(quantization="int8")
+    assert model.adapter
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"num_virtual_tokens": 4}')
+    with pytest.raises(ConfigurationError, match="but the candidate has an adapter with virtual tokens"):
+        engine_loading.check_quantization(quantized, replace(model, adapter=tmp_path / "adapter"))
 
 
 def test_base_model_as_candidate_is_refused(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:

@@ -751,17 +751,25 @@ def test_unusable_rewards_are_errors_before_the_training(
         resolve_plans(config, Workdir(fresh_project / "nowhere"), SilentReporter())
 
 
-def test_rewards_of_reference_answers_are_shown_and_a_reward_of_zero_is_a_warning(estimate: Estimate) -> None:
-    entries = "[{kind: exact_match}, {kind: regex, pattern: '[0-9]+'}, {kind: length, max_words: 1000}]"
+def test_rewards_of_reference_answers_are_shown_and_a_reward_of_zero_is_a_warning(
+    fresh_project: Path, estimate: Estimate
+) -> None:
+    rows = [json.loads(line) for line in (fresh_project / "raw.jsonl").read_text().splitlines()]
+    instructions = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    (fresh_project / "instructed.jsonl").write_text("".join(json.dumps({**row, **instructions}) + "\n" for row in rows))
+    entries = "[{kind: exact_match}, {kind: regex, pattern: '[0-9]+'}, {kind: length, max_words: 1000}, {kind: ifeval}]"
     grpo = ("fine_tuning.objective=grpo", "fine_tuning.packing=false", "evaluation.suite=none")
-    result = estimate(*grpo, f"fine_tuning.grpo.rewards={entries}", "model_registry.auto_promote=false")
+    sources = f"data_curation.sources=[{fresh_project / 'instructed.jsonl'}]"
+    result = estimate(*grpo, sources, f"fine_tuning.grpo.rewards={entries}", "model_registry.auto_promote=false")
     means = result["reference_rewards"]["means"]
-    assert (means["exact_match"], means["regex"], means["length"]) == (1, 0, 1)
+    assert (means["exact_match"], means["regex"], means["length"], means["ifeval"]) == (1, 0, 1, 0)  # all have a comma
     assert 0 < result["reference_rewards"]["rows"] <= 32
     warning = "the reward regex is 0 for the reference answers of all"
     assert len([line for line in result["warnings"] if line.startswith(warning)]) == 1
     lines = format_estimate(result)
-    assert any(line.startswith("rewards   exact_match 1.00, regex 0.00, length 1.00 on average") for line in lines)
+    assert any(
+        line.startswith("rewards   exact_match 1.00, regex 0.00, length 1.00, ifeval 0.00 on average") for line in lines
+    )
 
 
 def test_invalid_tools_of_test_rows_are_errors_before_the_training(fresh_project: Path, estimate: Estimate) -> None:

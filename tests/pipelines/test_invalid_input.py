@@ -1273,6 +1273,7 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
         "configuration",
         2,
     ),
+    "evaluation.quantization is …, but the candidate …; expected …": ("configuration", 2),
     "triton_packaging.quantization is …, with …; expected …": ("configuration", 2),
     "triton_packaging.quantization is …, but only … of the weights of a … model are in linear layers; expected at least …": (
         "configuration",

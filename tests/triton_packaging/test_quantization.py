@@ -144,7 +144,6 @@ def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
     assert isinstance(packaged.lm_head, Int8Linear)
 
 
-@pytest.mark.long  # starts a server
 def test_evaluated_weights_are_the_packaged_weights(adapted_model: LoadableModel) -> None:
     packaged = quantization.load_quantized_model(adapted_model)
     for module in list(packaged.modules()):
@@ -157,11 +156,23 @@ def test_evaluated_weights_are_the_packaged_weights(adapted_model: LoadableModel
     assert all(torch.equal(tensor, stored[name]) for name, tensor in evaluated.items())
 
 
+def test_rounded_model_keeps_its_buffers_in_float32(
+    adapted_model: LoadableModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotary frequencies in bfloat16 would change the answers to long rows."""
+    monkeypatch.setattr(model_loading, "get_default_dtype", lambda: torch.bfloat16)
+    model = engine_loading.load_rounded(adapted_model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    assert frequencies
+    assert all(buffer.dtype == torch.float32 for buffer in frequencies)
+
+
 def test_package_that_differs_from_its_evaluation_is_an_objection(
     int8_package: Artifact, dataset: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = dict[str, str]()
-    monkeypatch.setattr(evidence, "states_subject", lambda _: True)
+    monkeypatch.setattr(evidence, "states_subject", lambda _: True)  # any artifact stands for the evaluation
     monkeypatch.setattr(evidence, "read_content", lambda _: {"measured": {"settings": settings}})
     model = int8_package.manifest.find_input("model")
     assert model
@@ -170,7 +181,7 @@ def test_package_that_differs_from_its_evaluation_is_an_objection(
         model.content_sha256,
         dataset.as_input(),
         dataset,
-    )  # the reader of evaluations is replaced
+    )
     assert evidence.check_package(*arguments) == [
         UNPROVEN, "its Triton package has int8 quantization; its evaluation measured none"
     ]  # fmt: skip
@@ -178,6 +189,7 @@ def test_package_that_differs_from_its_evaluation_is_an_objection(
     assert evidence.check_package(*arguments) == [UNPROVEN]
 
 
+@pytest.mark.long  # starts a server
 def test_served_answers_match_the_rounded_model(
     adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path
 ) -> None:

@@ -10,14 +10,11 @@ if TYPE_CHECKING:
 LARGEST = 127
 
 
-def round_linear_layers(model: torch.nn.Module) -> int:
+def round_linear_layers(model: torch.nn.Module) -> None:
     """Round the weights of a model's linear layers to integers times one scale per output row.
 
     Like `Int8Linear.store` of the python backend, which must not import this module; a test compares them. An output
     layer that shares its weight with the input embedding gets its own; the embedding stays as it is.
-
-    Returns:
-        The number of layers.
     """
     import torch
 
@@ -28,4 +25,3 @@ def round_linear_layers(model: torch.nn.Module) -> int:
         layer.weight = torch.nn.Parameter(
             ((weight / scale).round_() * scale).to(layer.weight.dtype), requires_grad=False
         )
-    return len(layers)
