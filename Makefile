@@ -63,7 +63,7 @@ quality: $(VENV)/.ready ## Print the code metrics with their targets
 
 # The files of the targets below; `stress` runs the other tests of its tier.
 STRESS_ELSEWHERE := stress/test_training_kills.py $(patsubst %,fine_tuning/test_%.py,distributed resume sweep trainjob) pipelines/test_deployment.py pipelines/synthesis examples $(patsubst %,engines/test_%.py,ray_launcher slurm training_pods zero3)
-stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a workdir and a server; resume a run and the demo after their budgets stopped them; test compiled stages, long pages and the examples (3 hours)
+stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a workdir and a server; resume a run and the demo after their budgets stopped them; test compiled stages, the commands of all pages and the examples (3 hours)
 	@$(BIN)/python -m pytest -s -m "stress and not nfs and not cluster" tests $(addprefix --ignore=tests/,$(STRESS_ELSEWHERE)) $(ARGS)
 
 stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep; train the embedded model in a batch job (35 minutes)

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from components.common.models import compute_devices, int8_rounding, model_loading
@@ -93,11 +94,12 @@ def read_context_length(model: LoadableModel) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     if not positions:
         return None
-    virtual_tokens = 0
-    if model.adapter:
-        settings = json.loads((model.adapter / model_loading.ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        virtual_tokens = int(settings.get("num_virtual_tokens") or 0)
-    return int(positions) - virtual_tokens
+    return int(positions) - (_count_virtual_tokens(model.adapter) if model.adapter else 0)
+
+
+def _count_virtual_tokens(adapter: Path) -> int:
+    settings = json.loads((adapter / model_loading.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return int(settings.get("num_virtual_tokens") or 0)
 
 
 def resolve_engine(engine: EngineName, model: LoadableModel) -> Literal["transformers", "vllm"]:
@@ -161,12 +163,13 @@ def check_quantization(config: EvaluationConfig, candidate: LoadableModel) -> No
         ConfigurationError: the engine is vLLM; or the candidate is a reward model or has virtual tokens, so that no package has
             its quantized weights.
     """
+    if config.quantization == "none":
+        return
     check_quantized_engine(config)
     reason = "is a reward model" if candidate.is_reward_model else ""
-    if candidate.adapter:
-        settings = json.loads((candidate.adapter / model_loading.ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        reason = "has an adapter with virtual tokens" if settings.get("num_virtual_tokens") else reason
-    if config.quantization != "none" and reason:
+    if candidate.adapter and _count_virtual_tokens(candidate.adapter):
+        reason = "has an adapter with virtual tokens"
+    if reason:
         raise ConfigurationError(
             f"evaluation.quantization is {config.quantization}, but the candidate {reason}; expected a language model whose "
             "adapter can be merged",

@@ -221,15 +221,25 @@ def test_gate_measures_the_rounded_weights_of_the_candidate_only(
     assert losses[0]["candidate"] != losses[1]["candidate"] == pytest.approx(losses[0]["candidate"], abs=0.01)
     assert [content["measured"]["settings"].get("quantization") for content in contents] == [None, "int8"]
     assert "int8 weights, as in its package" in (rounded.path / "report.html").read_text()
+
+
+def test_quantized_evaluation_of_a_model_that_no_package_quantizes_is_refused(
+    tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="does not support the int8 weights"):
         run_evaluation(tuned_artifacts, tmp_path / "vllm", quantization="int8", engine="vllm")
-    model = model_loading.open_model_artifact(tuned_artifacts[1])
-    quantized = EvaluationConfig(quantization="int8")
-    assert model.adapter
+    _, artifact, _ = tuned_artifacts
+    model, quantized = model_loading.open_model_artifact(artifact), EvaluationConfig(quantization="int8")
+    engine_loading.check_quantization(quantized, model)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"num_virtual_tokens": 4}')
     with pytest.raises(ConfigurationError, match="but the candidate has an adapter with virtual tokens"):
         engine_loading.check_quantization(quantized, replace(model, adapter=tmp_path / "adapter"))
+    manifest = artifact.manifest.model_copy(
+        update={"schema_": artifact.manifest.schema_.replace("/model/", f"/{artifact_folder.REWARD_MODEL}/")}
+    )
+    with pytest.raises(ConfigurationError, match="but the candidate is a reward model"):
+        engine_loading.check_quantization(quantized, replace(model, artifact=Artifact(artifact.path, manifest)))
 
 
 def test_base_model_as_candidate_is_refused(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
