@@ -326,9 +326,9 @@ def _describe_scenario(scenario: Scenario) -> str:
 
 PAGE_TEXT = """# Cluster simulator, compared with an emulation
 
-`make bench-cluster` writes this page. It compares the simulator of [`tuneline size --demand`](../how-to/sizing.md) with the same
-customizations, emulated by processes on one machine. Processes wait for emulated GPUs, sleep instead of computing, read a file, and write and
-sync checkpoints. A shared throttle limits reads and writes to a known rate. The emulation has its own scheduler, and no GPU or network.
+`make bench-cluster` writes this page. It compares the simulator of [`tuneline size --demand`](../how-to/sizing.md) with an
+emulation of the same customizations by processes on one machine. Processes wait for emulated GPUs, sleep instead of computing, read a file, and write and
+sync checkpoints. A shared throttle limits reads and writes to a known rate. The emulation has its own scheduler, but no GPU or network.
 
 ## Goals
 
@@ -348,15 +348,15 @@ Throughput is in customizations per minute; times are in seconds.
 
 Two choices affect these results:
 
-- A process requests the next block while it waits for the current one, as with readahead and write-back. Otherwise, it loses about 2 ms per
-  block, and `one team` missed its goal on a machine with a load of 10: 11.45 customizations per minute (simulated 12.17, error +6.3%).
-- Teams start 50 ms apart. When all teams submitted at the same time, in random order, `mixed` missed both goals: 33.4 customizations per minute
+- A process requests the next block while it waits for the current one, as with readahead and write-back. Without this overlap, it lost about 2 ms per
+  block, and `one team` missed its throughput goal on a machine with a load of 10. The result was 11.45 customizations per minute (simulated 12.17, error +6.3%).
+- Teams start 50 ms apart. When all teams submitted at the same time, in random order, `mixed` missed both goals. The result was 33.4 customizations per minute
   (simulated 29.0, error -13.0%) and a mean wait of 3.01 s (simulated 3.66, error +21.6%). With few customizations of different sizes, the
-  throughput depends on their order: the simulator gives 29.2 to 35.0 per minute for 200 random orders of the first six.
+  throughput depends on their order: the simulator gives 29.2 to 35.0 per minute for 200 random orders of the first six customizations.
 
 ## Scenarios
 
-Each customization reads its model, computes, writes a checkpoint, computes, writes the result, and reads it again without a GPU.
+Each customization reads its model, computes, writes a checkpoint, computes again, writes the result, and reads the result without a GPU.
 
 | scenario | submitted by | customizations | GPUs per node | read, write MiB/s | MiB per transfer |
 |---|---|---|---|---|---|
@@ -365,7 +365,7 @@ Each customization reads its model, computes, writes a checkpoint, computes, wri
 ## Limits
 
 - The throttle serves blocks of 256 KiB in turn. Real storage also has caches, metadata and clients of different speeds.
-- The computation times are known. In a plan, the [estimated times](sizing-validation.md) add a larger uncertainty.
+- The computation times are known exactly. In a plan, the errors of [estimated times](sizing-validation.md) exceed the errors above.
 - Training on several nodes is not emulated.
 
 Measured {date} on {cores} cores of {processor}, with a load of {load} from other work, Python {python}.

@@ -34,7 +34,7 @@ GOAL_CASES = ("far, 10%", "language, 10%")
 HEAD = """# Drift check, simulated
 
 `make bench-drift` writes this page. It simulates how often `tuneline traffic drift` raises an alarm without drift, and how many
-windows it needs to detect drift. [Statistics](../explanation/statistics.md#drift-check) describes the method.
+windows the command needs to detect drift. [Statistics](../explanation/statistics.md#drift-check) describes the method.
 
 Prompts are drawn at random, with replacement, from {texts}.
 Embeddings are mean input embeddings of the demo's model ({embedding_ms:.2f} ms of CPU time per prompt). The reference has
@@ -51,7 +51,7 @@ Embeddings are mean input embeddings of the demo's model ({embedding_ms:.2f} ms 
 LIMITS = """## Limits
 
 - There are few runs: the standard error of a share is up to 50% divided by the square root of the number of runs.
-- The guarantee without drift is a theorem for independent prompts; the simulation checks the code. It does not hold for similar prompts from one source.
+- The guarantee without drift is a theorem for independent prompts; the simulation checks the code. The guarantee does not hold for similar prompts from one source.
 - A far topic differs more from the demo's questions than most changes in real traffic.
 - A near topic is hard to detect, because the questions have few forms and differ only in names.
 - Tested with one embedding model, one reference size and one window size.
@@ -90,7 +90,8 @@ def write_page(results: Mapping[str, Runs], path: Path, facts: dict[str, Any]) -
             soon = sum(delay <= GOAL_WINDOWS for delay in delays)
             total = len(results[name].alarms)
             goals.append(
-                f"Goal: {name} drift is detected within {GOAL_WINDOWS} windows in at least 90% of the runs: "
+                f'Goal: drift of the case "{name}" is detected within'
+                f" {GOAL_WINDOWS} windows in at least 90% of the runs: "
                 f"{met(soon >= 0.9 * total)} ({soon} of {total} runs).\n"
             )
     parts = [

@@ -19,14 +19,14 @@ HEAD = """# {title}, measured
 
 `benchmarks/evaluation.py` writes this page. It scores likelihood tasks with tuneline's engine and with lm-eval's hf backend, alternately in one
 process, with the same requests, float32 weights, torch and threads. Times include tokenization, but not imports and loading. For each task,
-lm-eval uses the fastest of several batch sizes, tried on its first rows.
+lm-eval uses the fastest of several batch sizes, tried on the task's first rows.
 """
 
 OPTIONS = """Each option is one token: "no" or "yes" in boolq, otherwise the letter of a choice that the question lists, as in lm-eval's MMLU. `mmlu_anatomy` has
 lm-eval's description before each question. The five examples of `_5shot` tasks are the last rows of a file, or MMLU's development rows.
 
 Both systems process a question once for all its options. Without examples, they therefore process the same tokens; tuneline computes
-the head and the softmax at the last position only. Without examples, the goal is therefore out of reach: float32 matrix products take 86% of the CPU time. tuneline
+the head and the softmax at the last position only. In this case, the goal is out of reach: float32 matrix products take 86% of the CPU time. tuneline
 computes examples once for all questions, lm-eval once per question.
 """
 
@@ -39,7 +39,7 @@ linear layers. Its matrices are random: the answers are meaningless, but the cos
 
 - **{added}**: tuneline's method; it adds the float32 update to the weights after it has scored the base
 - **{beside}**: the same engine with PEFT's adapter, as small extra matrix products in every layer
-- **{both}**: loads the weights once, and scores the base, then the adapter
+- **{both}**: loads the weights once, scores the base, and then scores the adapter
 
 The two models share only loading, so the ratio approaches 2 with more items. tuneline stores scores by model and task: it scores a base once
 for all candidates.
@@ -83,7 +83,8 @@ def markdown(results: dict[str, Any]) -> str:
     parts = [
         HEAD.format(title="Options of one token" if only_options else "Evaluation"),
         _data(results),
-        made_with(results) + f"\nOn {results['date']}, {results['threads']} threads, {_versions(results)}.\n",
+        made_with(results)
+        + f"\nThe measurements ran on {results['date']} with {_count_threads(results)} and {_versions(results)}.\n",
     ]
     if "theirs" in results:
         parts += [_beside(results), _scores(results), _trials(results), _profiles(results)]
@@ -92,6 +93,10 @@ def markdown(results: dict[str, Any]) -> str:
     if "adapter" in results:
         parts.append(_together(results))
     return "\n".join([*parts, _memory(results)])
+
+
+def _count_threads(results: dict[str, Any]) -> str:
+    return "1 thread" if results["threads"] == 1 else f"{results['threads']} threads"
 
 
 def _versions(results: dict[str, Any]) -> str:
@@ -125,7 +130,7 @@ def _beside(results: dict[str, Any]) -> str:
         f"{a['wall']:.1f} and {b['wall']:.1f}" for a, b in zip(results["ours"], results["theirs"], strict=True)
     )
     wall, cpu = speed(results), speed(results, "cpu")
-    goal = f"Goal, at least {SPEED:g} × the speed of lm-eval at its best batch size: {met(min(wall, cpu) >= SPEED)}"
+    goal = f"Goal: at least {SPEED:g} × the speed of lm-eval at its best batch size: {met(min(wall, cpu) >= SPEED)}"
     told = (
         f"tuneline runs with `batch_tokens: {results['batch_tokens']}`. The table shows the medians of the rounds, in which tuneline and "
         f"lm-eval took {all_rounds} s.\n"
@@ -181,7 +186,7 @@ def _together(results: dict[str, Any]) -> str:
     head = ["", "s", "CPU s", "ratio of both to this", f"goal: at most {TOGETHER:g}"]
     exact = (
         f"Log-likelihoods differ by at most {told['added_apart']:.1e} nats per request between an update added to the weights and one that is "
-        f"not, and by at most {told['together_apart']:.1e} between base and adapter together and each alone.\n"
+        f"not. The difference between models scored together and alone is at most {told['together_apart']:.1e}.\n"
     )
     return f"## An adapter and its base\n\n{TOGETHER_TOLD.format(added=ADDED, beside=BESIDE, both=BOTH)}\n{table_of(head, rows)}\n{exact}"
 

@@ -23,16 +23,16 @@ HEAD = """# Promotion gate, simulated
 acceptance), an equal model, and a better model. [Evaluation](../how-to/evaluation.md#statistics) describes the bounds.
 
 The rule is `max_loss: {max_loss}` with 95% confidence. The true mean difference is exactly −{max_loss} for false acceptance,
-0 for an equal model, and +{better} for a better model. Each case has {trials:,} trials; equal and better models have a
-quarter as many. {samples:,} weightings of the items, shared by all trials, approximate the gate's exact bound. A
+0 for an equal model, and +{better} for a better model. Each case has {trials:,} trials; cases with an equal or better model have
+a quarter as many. To approximate the gate's exact bound, all trials share {samples:,} weightings of the items. A
 measured rate of 5% has a standard error of 0.7%. `max_item_loss` is {loss:g} nats per token, the default of `held_out.loss`, and 1
 for right and wrong answers. A catastrophe is a loss of `max_item_loss` on one item; all other items are slightly better, so that the mean stays the same.
 """
 
 GUARANTEE = """## Guarantee and limits
 
-- The bound on the mean assumes one more item with a loss of `max_item_loss`, or with the worst observed loss. It is exact if
-  right answers can only be lost, or only be gained. For other differences of at most `max_item_loss`, it is a conjecture that no
+- The bound on the mean assumes one more item with a loss of `max_item_loss`, or with the worst observed loss. The bound is exact if
+  right answers can only be lost, or only be gained. For other differences of at most `max_item_loss`, the bound is a conjecture that no
   simulation has contradicted.
 - The mean does not reflect catastrophes beyond `max_item_loss` that no test item shows. The rule `max_harmed_share`
   limits the share of such items, by default to 10%, with an exact bound. If 1% of the items lose twice `max_item_loss`
@@ -53,23 +53,25 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         f"Goal: false acceptance of at most {GOAL:.0%} in every case: {met(worst <= GOAL)} (worst {worst:.1%}; "
         f"{results.find_worst('before'):.1%} with the earlier bound).\n",
         "![false acceptance and power by distribution](images/benchmarks-gate.svg)\n",
-        "## False acceptance\n\nFalse acceptance with the earlier bound → with the present bound, by number of items.\n",
+        "## False acceptance\n\nThe table shows false acceptance with the earlier bound → with the present bound, by number of items.\n",
         _compare(results.false_acceptance[DEFAULT]),
         f"For metrics in nats per token, the rule requires {_count_required_items()} items. Without this minimum, as for "
         f"`min_gain: 0`, the worst false acceptance is {results.find_worst(BOUND_ALONE):.1%}.\n",
-        "## Power\n\nAcceptance by the current rule: equal model / better model. With too few items, the rule accepts nothing.\n",
+        "## Power\n\nThe table shows acceptance by the current rule: equal model / better model, by number of items. "
+        "With too few items, the rule accepts nothing.\n",
         _show_power(results, DEFAULT),
-        "## Bounds compared\n\nThe earlier bound is the lower one of a studentised bootstrap bound and percentiles widened for small samples. Betting "
-        "and empirical Bernstein bounds are proven under the same assumption, but need several times the items. Power: mean "
+        "## Bounds compared\n\nThe earlier bound is the lower of two bounds: a studentised bootstrap bound, and percentiles widened for small samples. Betting "
+        "and empirical Bernstein bounds are proven under the same assumption, but need several times as many items. The power is the mean "
         "over the distributions, for an equal model.\n",
         _compare_methods(results),
         "## A smaller max_item_loss\n\n`max_item_loss: 1` needs fewer items. A catastrophe is then a loss of 1. Losses beyond 1 break "
         f"the assumption: the worst false acceptance is {results.find_worst('gate', STRICT):.1%}.\n",
         _compare(results.false_acceptance[STRICT]),
         _show_power(results, STRICT),
-        f"## Share of harmed items\n\nAcceptance by `max_harmed_share: {MAX_HARMED_SHARE:g}` if exactly {MAX_HARMED_SHARE:.0%} of all items are harmed.\n",
+        f"## Share of harmed items\n\nThe table shows acceptance by `max_harmed_share: {MAX_HARMED_SHARE:g}` if "
+        f"exactly {MAX_HARMED_SHARE:.0%} of all items are harmed.\n",
         table_of([f"{items} items" for items in results.harmed], [[f"{v:.1%}" for v in results.harmed.values()]]),
-        "## Reuse of a test split\n\nProbability that at least one of several inferior candidates passes on one test split "
+        "## Reuse of a test split\n\nThe table shows the probability that at least one of several inferior candidates passes on one test split "
         f"of {gate_simulation.REUSE_ITEMS:,} items (normal differences, `max_item_loss: 1`, {gate_simulation.REUSE_SAMPLES:,} "
         "weightings). "
         "[Promotion](../how-to/registry.md#reuse-of-a-test-split) describes the correction.\n",

@@ -21,19 +21,19 @@ the rows, and with deletions of words.
 ROWS = """## Training rows
 
 The embedded SmolLM2-135M learns 20 made-up facts in two forms each (40 rows): LoRA of rank {rank} on the last {layers} layers,
-{epochs} epochs, learning rate {rate:g}, {batch} rows per step. Ten questions in a third form are explained. The ground truth is
+{epochs} epochs, learning rate {rate:g}, {batch} rows per step. The benchmark explains ten questions in a third form. The ground truth is
 {retrainings} retrainings on random halves of the rows, each in a different order.
 
 - **LDS**: linear datamodeling score (Park et al., [TRAK](https://arxiv.org/abs/2303.14186)), the rank correlation (Spearman) of the answer's
-  log-probability with the summed scores of the retraining's rows. 0 is random; 1 is out of reach, because the order of the rows also changes.
-  Mean ± standard error over the questions.
+  log-probability with the summed scores of the retraining's rows. Random scores give 0; 1 is out of reach, because the order of the rows also changes.
+  The table shows the mean ± standard error over the questions.
 - **own rows**: share of the fact's two rows in the two highest-scored rows.
 """
 
 CASES = """### {title}
 
 A row: "{row_question}" → "{row_answer}". A question: "{question}" → "{answer}". Loss of the questions' answers: {before:.2f} → {after:.2f} nats per token.
-Computing the gradients of all rows takes {share:.2f} of the CPU time of training.
+Computing the gradients of all rows takes {share:.2f} times the CPU time of training.
 """
 
 READING = """## Interpretation
@@ -42,14 +42,14 @@ READING = """## Interpretation
 - Expect lower scores on real data than on these few, easy and distinct facts. Published scores of comparable methods on GPT-2 are 0.2 to 0.5
   ([bergson](https://github.com/EleutherAI/bergson)).
 - Shared words need no model, and include the words of the answer. If they score as high as the kernel, the kernel adds nothing.
-- Not measured: a GPU, larger models, full fine-tuning, quantized adapters, datasets with more than {rows} rows.
+- Not measured: GPUs, larger models, full fine-tuning, quantized adapters, datasets with more than {rows} rows.
 """
 
 WORDS = """## Words of the prompt
 
-The embedded model answers {count} questions with up to {tokens} tokens. The table shows how much of its log-probability the answer loses (nats, mean ±
-standard error over the questions) without the top words of a ranking, and with only these words. A good ranking loses much without them and little
-with them. The test favours leave-one-out, because both delete words.
+The embedded model answers {count} questions with up to {tokens} tokens. The table shows how much log-probability the answer loses without the top words of
+a ranking, and with only these words (nats, mean ± standard error over the questions). With a good ranking, the answer loses much
+without these words and little with only these words. The test favours leave-one-out, because both delete words.
 """
 
 

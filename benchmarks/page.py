@@ -32,15 +32,15 @@ TITLES = (
 
 CORPUS = """## The corpus
 
-{documents:,} documents of {mean:.0f} characters on average, in random order, built from Python's docstrings and language
+The corpus contains {documents:,} documents of {mean:.0f} characters on average, in random order, built from Python's docstrings and language
 reference. Each sentence joins the beginning of one sentence to the end of another, so that documents are similar only if one is a copy of the other.
-{near:.0%} are edited copies with a similarity of 0.50, 0.55, … or 0.95, equally often; {equal:.0%} are equal to another
-document, and {rewritten:.0%} differ in case and white space. The same Python version gives the same bytes; sha256
+{near:.0%} of the documents are edited copies with a similarity of 0.50, 0.55, … or 0.95, equally often; {equal:.0%} are equal to another
+document, and {rewritten:.0%} differ from another document only in case and white space. The same Python version gives the same bytes, with the sha256
 `{sha256}`.
 
 Similarity is the Jaccard similarity of the sets of word 5-grams. Words are lower-case runs of letters, digits and
 underscores. An exact comparison found all {pairs:,} pairs with a similarity of at least 0.7 (true pairs); {high:,} of them have at least 0.8.
-Keeping one document of each connected group would remove {surplus:,}.
+Keeping one document of each connected group would remove {surplus:,} documents.
 """
 
 MEASURES = """- **recall**: share of the true pairs with at least one document removed; **recall ≥ 0.8**: the same for pairs with a similarity of at least 0.8
@@ -55,8 +55,8 @@ PUBLIC = """## Near duplicates in public text
 
 {about}
 
-{documents:,} documents of {mean:.0f} characters on average; sha256 `{sha256}`. An exact comparison found {pairs:,} true pairs;
-{high:,} of them have a similarity of at least 0.8. Keeping one document of each connected group would remove {surplus:,}. Columns are as above.
+The corpus contains {documents:,} documents of {mean:.0f} characters on average; its sha256 is `{sha256}`. An exact comparison found {pairs:,} true pairs;
+{high:,} of them have a similarity of at least 0.8. Keeping one document of each connected group would remove {surplus:,} documents. Columns are as above.
 """
 
 CONSTANT_COST = """Small datasets gain less because of constant costs: imports, the digest of the code, the engine's process, charts and the
@@ -65,7 +65,7 @@ tokenizer.
 
 BASELINE = """## Default curation, compared with an earlier commit
 
-CPU seconds of `tuneline curate` without a configuration: the median of alternating runs, {repeats} per checkout and
+CPU seconds are those of `tuneline curate` without a configuration, the median of alternating runs, {repeats} per checkout and
 source. The baseline is commit `{baseline}`. Memory is the highest peak (PSS). The defaults of the checkouts may differ.
 """
 
@@ -78,11 +78,11 @@ ASKED = """Consequences:
 
 - Memory: {fits}. `data_curation.engine: ray` distributes the preparation of rows and the search for candidates. One machine compares the
   candidates exactly and assigns the splits; its memory follows the fit above.
-- A corpus too large for one machine: divide it by source or language, with one `data_versioning.name` per part. A row that occurs in two
-  parts stays in both. Curating it in several rounds does not help, because rows of earlier versions have the same cost.
-- CPU time is divided among cores, because chunks of rows are independent: {cores} cores take {hours} for the two sizes above.
+- Divide a corpus that is too large for one machine by source or language, with one `data_versioning.name` per part. A row that occurs in two
+  parts stays in both. Curating the corpus in several rounds does not help, because rows of earlier versions cost as much as new rows.
+- CPU time is divided among cores, because chunks of rows are independent: {cores} cores take {hours} for these sizes.
 - Shared disk: every row has {count} entries of {entry} bytes (bucket and row), {bands} in total. A worker processes one band at a time, so
-  {count} can work at once.
+  {count} workers can run at once.
 """
 
 
@@ -234,9 +234,9 @@ def _curation(part: dict[str, Any]) -> str:
     table = table_of(head, [_run(run) for run in part["runs"]])
     made = part["corpus"]
     mean = made["characters"] / made["documents"]
-    text = f"{made['documents']:,} documents of the same kind, {mean:.0f} characters on average, processed from JSONL to the dataset's files.\n"
+    text = f"The benchmark processes {made['documents']:,} documents of the same kind, {mean:.0f} characters on average, from JSONL to the dataset's files.\n"
     goals = [
-        f"Goal for the default: {SPEED:,} documents per CPU second: {met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
+        f"Goal for the default: at least {SPEED:,} documents per CPU second: {met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
         for run in part["runs"][:1]
         if "rows" in run
     ]
@@ -278,7 +278,7 @@ def _profile(part: dict[str, Any]) -> str:
     if profile := part["profile"]:
         whole = sum(profile.values())
         texts.append(
-            "By module, including the overhead of cProfile; the time of a library is attributed to its caller:\n"
+            "By module, including the overhead of cProfile; the time of a library is attributed to the module that calls it:\n"
         )
         rows = [
             [f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"]
@@ -293,7 +293,7 @@ TEMPLATE = """## Rows that share a long template
 
 Documents of 125 words share the first 100: any two have a similarity of 0.66, and thousands fall into the same bucket. In a
 bucket of more than {crowd} rows, each row is compared only with the first row and with {near} neighbours. Every twentieth document
-shares 9 more words with another and has a similarity of 0.77 to it; **found** counts the pairs with one document removed.
+shares 9 more words with another and has a similarity of 0.77 to that document; **found** counts the pairs with one document removed.
 """
 
 

@@ -123,11 +123,11 @@ def page(rows: Sequence[dict[str, Any]], files: dict[str, str]) -> str:
         "",
         f"Measured with `python -P -m benchmarks.recipes {' '.join(f'--{name} {file}' for name, file in files.items())} --markdown docs/reference/recipes.md`",
         f"on {datetime.date.today().isoformat()}, {_machine()}. Each recipe trains the embedded SmolLM2-135M-Instruct in float32 for "
-        f"{SHARED['max_steps']} steps (preferences: {PREFERENCE['max_steps']}) on rows of at most {SHARED['max_length']} tokens, "
+        f"{SHARED['max_steps']} steps ({PREFERENCE['max_steps']} for preferences) on rows of at most {SHARED['max_length']} tokens, "
         f"and validates on the first {SHARED['validation_rows']} validation rows.",
         "",
-        f"{learned} of {len(rows)} recipes lowered the validation loss. The runs show that a recipe learns, not how well: learning rates and steps "
-        "were not tuned, except for kto × p_tuning, whose loss increased with four rows per step.",
+        f"{learned} of {len(rows)} recipes lowered the validation loss. The runs show that a recipe learns, but not how well. Learning rates and "
+        "steps were not tuned, except for kto × p_tuning, whose loss increased with four rows per step.",
         "",
         f"| {' | '.join(HEAD)} |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -157,9 +157,9 @@ def _line(row: dict[str, Any]) -> str:
 
 def _notes() -> list[str]:
     return [
-        "Loss: cross-entropy per token for sft and text, the objective's own loss for dpo and kto. Losses of dpo and kto start at 0.693 and",
-        "0.5 if the model equals its reference. With p_tuning and prompt_tuning they differ, because untrained virtual tokens change the model.",
-        "Reward margin: how much more strongly than its base model the tuned model prefers chosen to rejected answers.",
+        "The loss is the cross-entropy per token for sft and text, and the objective's own loss for dpo and kto. Losses of dpo and kto start at 0.693 and",
+        "0.5 if the model equals its reference. With p_tuning and prompt_tuning, the initial losses differ, because untrained virtual tokens change the model.",
+        "The reward margin is positive if the tuned model prefers chosen to rejected answers more strongly than its base model does.",
     ]
 
 

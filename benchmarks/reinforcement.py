@@ -108,7 +108,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
 PAGE = """# Reinforcement learning, measured
 
 `make bench-reinforcement` writes this page. A random model of two layers (hidden size 128) first learns by `sft` to extract an item and a
-number from {rows:,} sentences; half of its examples answer in JSON, the others in a sentence. Then `grpo` rewards JSON objects with the right
+number from {rows:,} sentences; half of the examples answer in JSON, the others in a sentence. Then `grpo` rewards JSON objects with the right
 values. The gate compares both models on held-out sentences, answered greedily: `exact_match` must rise, and the share of right numbers must
 not fall by more than {max_loss:g}, both with 95% confidence.
 
@@ -122,10 +122,10 @@ Measured at commit `{commit}` on {processor}, {cores} cores, Python {python}, on
 |---|---|---|---|---|---|---|---|---|---|
 {table}
 
-The recipe of the reinforcement: {recipe}.
+The recipe of the second training: {recipe}.
 
 The intervals are those of the evaluation, for the prompts of one seed. The model is tiny and the task simple: the figures show that the method
-works, and not what a larger model gains. The regression suite was not run, because it needs general knowledge.
+works, but not what a larger model gains. The regression suite was not run, because it needs general knowledge.
 """
 
 

@@ -16,15 +16,15 @@ REQUEST_MILLISECONDS, TOKEN_MILLISECONDS, CAPTURE_MILLISECONDS = 2.0, 0.1, 0.05
 HEAD = """# Serving, measured
 
 `benchmarks/serving.py` writes this page. It compares a tuneline package, the same package with one slot (no batching) and, on request, vLLM
-behind a Python model of the benchmark, alternately in the same Triton server binary. The model is `{model}` ({parameters:.0f}M parameters) in
-float32, threads per engine: {threads}. {texts} prompts have about {lengths} tokens; every answer has {max_tokens} tokens, greedy and
-streamed. The load client runs on the same machine.
+behind a Python model of the benchmark. They run alternately in the same Triton server binary. The model is `{model}` ({parameters:.0f}M parameters) in
+float32, threads per engine: {threads}. {texts} prompts have about {lengths} tokens; every answer has {max_tokens} tokens, decoded
+greedily and streamed. The load client runs on the same machine.
 """
 
 MEASURES = """- **clients**: each sends {requests} requests, one after the other (each text at least once). The figures are medians; rounds: {rounds}
 - **first token**, **per token**, **answer**: milliseconds to the first piece, between later pieces, and to the end; percentiles over all
   requests of a round
-- **CPU**: cores used by the server with its models; **client's CPU**: cores used by the load client
+- **CPU**: cores that the server with its models uses; **client's CPU**: cores that the load client uses
 - **tokens per CPU s**: tokens per CPU second of the server with its models
 - **{generate}**: a loop with `transformers.generate` over the same prompts, in a separate process
 """
@@ -32,7 +32,7 @@ MEASURES = """- **clients**: each sends {requests} requests, one after the other
 RATES = """Requests arrive at random (a seeded Poisson process) for {seconds:g} seconds. Times are measured from the moment when a request is due.
 """
 
-GATEWAY = """The CPU time covers the gateway's process with an API key, usage file and request log.
+GATEWAY = """The CPU time covers the gateway's process with an API key, a usage file and a request log.
 The official OpenAI client sends {requests} chats of each kind
 from {clients} clients. Further tokens were measured with streamed answers of {tokens} tokens. The event loop's thread (model messages, JSON, HTTP)
 takes {loop_share:.0%} of the time of these answers, gRPC's threads the rest.
@@ -136,7 +136,7 @@ def markdown(results: dict[str, Any], plot: str) -> str:
     failed = "".join(f"\n**{name}** was not measured: {error}\n" for name, error in results["errors"].items())
     parts = [
         HEAD.format(**told),
-        made_with(results) + f"\nOn {results['date']}, {versions}.\n" + failed,
+        made_with(results) + f"\nThe measurements ran on {results['date']} with {versions}.\n" + failed,
         _goals(results),
         f"![tokens per second and times by clients and by rate]({plot})\n",
         "## By clients\n\n" + MEASURES.format(**settings, generate=GENERATE) + "\n" + _clients(results),
@@ -243,7 +243,7 @@ def _texts(results: dict[str, Any]) -> str:
         f"differ from {GENERATE}",
         "too short",
     ]
-    return f"## Answers\n\nsha256 of the prompts `{results['sha256'][:16]}`.\n\n" + table_of(head, rows)
+    return f"## Answers\n\nThe sha256 of the prompts begins with `{results['sha256'][:16]}`.\n\n" + table_of(head, rows)
 
 
 def _servers(results: dict[str, Any]) -> str:

@@ -14,19 +14,19 @@ WINDOW = 300.0  # seconds at the beginning and at the end that are compared
 
 HEAD = """# An hour of load
 
-`make soak` writes this page. It serves a package with the gateway and Triton under moderate load, and samples every {every:g} s the memory of the
-gateway, the server and each model's process. The model is `{model}` ({parameters:.0f}M parameters, float32, threads: {threads}).
+`make soak` writes this page. It serves a package with the gateway and Triton under moderate load. It samples the memory of the
+gateway, the server and each model's process every {every:g} s. The model is `{model}` ({parameters:.0f}M parameters, float32, threads: {threads}).
 
-The official OpenAI client with an API key sends {rate:g} requests per second on average (a Poisson process, seed {seed}) for {minutes:g} minutes,
-as many as one every {seconds:.0f} seconds in a day. They are completions and chats, whole or streamed. Some are sampled with a seed, some are constrained
-to a JSON schema, and some come from clients that hang up early. Prompts have 8 to 256 tokens, answers up to 64.
+The official OpenAI client with an API key sends {rate:g} requests per second on average (a Poisson process, seed {seed}) for {minutes:g} minutes.
+The total equals one request every {seconds:.0f} seconds for a day. The requests are completions and chats, whole or streamed. Some are sampled with a seed, some are
+constrained to a JSON schema, and some come from clients that hang up early. Prompts have 8 to 256 tokens, and answers up to 64.
 Each answer is compared with the first one to the same request.
 """
 
-MEMORY = """**begin** is the median of {window:g} minutes after a warm-up of {warmup:g} minutes, **end** that of the last {window:g} minutes, and **maximum** the
-highest sample after the warm-up. A value is flat if neither exceeds **begin** by more than {percent:.0%}. `tuneline` and `tuneline_stream` are the
-processes of the two models. RSS counts shared memory in full for each process; anonymous memory is private. PSS depends on the other processes
-of the machine, and open files on the connections, so they have no goal.
+MEMORY = """**begin** is the median of the first {window:g} minutes after a warm-up of {warmup:g} minutes, **end** that of the last {window:g} minutes, and
+**maximum** the highest sample after the warm-up. A value is flat if neither **end** nor **maximum** exceeds **begin** by more than {percent:.0%}.
+`tuneline` and `tuneline_stream` are the processes of the two models. RSS counts shared memory in full for each process; anonymous memory is private.
+PSS (proportional set size) depends on the other processes of the machine, and open files depend on the connections, so neither has a goal.
 """
 
 
@@ -89,7 +89,7 @@ def markdown(results: dict[str, Any], plot: str) -> str:
     return "\n".join(
         [
             HEAD.format(**settings),
-            made_with(results) + f"\nOn {results['date']}, Triton {results['server']}.\n",
+            made_with(results) + f"\nThe load test ran on {results['date']} with Triton {results['server']}.\n",
             _goals(results),
             f"![memory, and latency by the minute]({plot})\n",
             _memory(results),
@@ -103,7 +103,7 @@ def _goals(results: dict[str, Any]) -> str:
     counts, left = results["all"], results["left"]
     leftovers = f"; left: {', '.join(left)}" if left else ""
     return (
-        f"- memory (RSS) of the gateway, the server and each model's process flat within {FLAT - 1:.0%}: {met(flat(results))}\n"
+        f"- resident memory (RSS) of the gateway, the server and each model's process flat within {FLAT - 1:.0%}: {met(flat(results))}\n"
         f"- anonymous memory of each process flat within {FLAT - 1:.0%}: {met(flat(results, 'anonymous'))}\n"
         f"- no shared memory left at the end: {met(not left)}{leftovers}\n"
         f"- no failed request: {met(not counts['errors'])} ({counts['errors']} of {counts['requests']:,})\n"
@@ -140,7 +140,7 @@ def _requests(results: dict[str, Any]) -> str:
     cpu, seconds = results["cpu"], results["settings"]["minutes"] * 60
     told = (
         f"The server and the models took {cpu['server'] / seconds:.0%} of a core, the gateway {cpu['gateway'] / seconds:.0%} "
-        f"({cpu['gateway'] / results['all']['requests'] * 1000:.1f} ms per request) and the load client "
+        f"({cpu['gateway'] / results['all']['requests'] * 1000:.1f} ms of CPU time per request) and the load client "
         f"{cpu['client'] / seconds:.0%}. Times are in milliseconds, from the moment when a request was due.\n"
     )
     return f"\n## Requests\n\n{told}\n" + table_of(["", *COLUMNS], rows)

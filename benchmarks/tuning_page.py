@@ -21,8 +21,8 @@ learning rate of {learning_rate:g}; {batch_size} rows per optimizer step, packed
 {threads} threads. Other settings are defaults, except tuneline's micro_batch_size and the settings of systems whose names end in `-kept` or `-best`.
 """
 
-MEASURES = """- **useful tokens**: tokens without padding; **padding**: its share of all token positions in the batches
-- **tokens/s** and **s**: from the first step to the end of the last, the median of {rounds}, alternating between systems
+MEASURES = """- **useful tokens**: tokens without padding; **padding**: share of padding in all token positions of the batches
+- **tokens/s** and **s**: from the first step to the end of the last; the median of {rounds}, which alternate between systems
 - **CPU s**: CPU seconds of all threads in that time. Waiting threads spin, which increases the CPU time on a busy machine, except with `--threads 1`
 - **peak memory**: PSS of all processes of the command
 - **held-out loss**: cross-entropy of the answers' tokens in nats, on {held_out} rows that no system trained on, by one evaluator. The base
@@ -118,8 +118,8 @@ def markdown(results: dict[str, Any], plot: str) -> str:
 def _data(data: dict[str, Any]) -> str:
     return (
         f"The rows are the first {data['rows']:,} of `{data['name']}` with one question and one answer that have at most "
-        f"{data['max_length']} tokens in total: {data['tokens']:,} tokens, {data['tokens'] / data['rows']:.0f} per row. {data['left_out']:,} of "
-        f"{data['read']:,} are longer and were left out, because each system truncates differently. sha256 `{data['sha256'][:16]}`.\n"
+        f"{data['max_length']} tokens in total: {data['tokens']:,} tokens, {data['tokens'] / data['rows']:.0f} per row. Of {data['read']:,} rows, "
+        f"{data['left_out']:,} are longer and were left out, because each system truncates differently. The sha256 begins with `{data['sha256'][:16]}`.\n"
     )
 
 
@@ -187,7 +187,7 @@ def _startup(rows: list[dict[str, Any]]) -> str:
                     *(f"{parts[n]:.1f}" if n in parts else "" for n in ("import", "load", "prepare")),
                 ]
             )
-    told = "The time from the command to the first step, including tokenization and packing, with its parts if the system reports them.\n"
+    told = "The table shows the time from the command to the first step, including tokenization and packing, and its parts if the system reports them.\n"
     return "## Startup\n\n" + told + "\n" + table_of(head, lines)
 
 
@@ -209,14 +209,14 @@ def _settings(rows: list[dict[str, Any]]) -> str:
 
 def _losses(rows: list[dict[str, Any]]) -> str:
     lines = [[row["name"], " ".join(f"{loss:.3f}" for loss in row["losses"])] for row in rows if "rate" in row]
-    told = "The loss that each system reports, by step. The order of the rows differs.\n"
+    told = "The table shows the loss that each system reports, by step. The order of the rows differs.\n"
     return "## Training loss\n\n" + told + "\n" + table_of(["", "loss by step"], lines)
 
 
 def _profiles(profiles: dict[str, dict[str, float]]) -> str:
     kinds = list(next(iter(profiles.values()), {}))
     lines = [[name, *(f"{shares[kind]:.1%}" for kind in kinds)] for name, shares in profiles.items()]
-    told = "Shares of the time of torch's operations, in a separate training run with torch's profiler.\n"
+    told = "The table shows how the time of torch's operations is divided, in a separate training run with torch's profiler.\n"
     return "## Time breakdown\n\n" + told + "\n" + table_of(["", *kinds], lines)
 
 

@@ -117,12 +117,12 @@ def row(answer: dict[str, Any]) -> str:
 
 PAGE = """# A package served by vLLM
 
-`make vllm-package` writes this page: `{command}`, {date}, commit {commit}, {processor}, {cores} cores, {gib:.0f} GiB, Python {python}.
+`make vllm-package` writes this page with `{command}`. Measured on {date} at commit {commit} on {processor}, {cores} cores, {gib:.0f} GiB, Python {python}.
 
-Triton {server_version} with tuneline's backend for vLLM, and {told}, served one package in float32 on a CPU: a random model of two layers
-with four heads of 64, and two random LoRA adapters of rank 8. The base and the adapters answered {golden_prompts} prompts in total with {tokens}
-tokens each, decoded greedily, over HTTP and streamed over gRPC, one at a time and eight at once. The server was ready after {ready_seconds:.0f} seconds. It
-reached {speeds} with these few short requests, which is not a benchmark.
+Triton {server_version} with tuneline's backend for vLLM, and {told}, served one package in float32 on a CPU. The package contained a random model
+of two layers with four heads of size 64, and two random LoRA adapters of rank 8. The base and the adapters answered {golden_prompts} prompts in total with {tokens}
+tokens per answer, decoded greedily. Answers were returned over HTTP and streamed over gRPC, for one and for eight requests at a time. The server was
+ready after {ready_seconds:.0f} seconds. It reached {speeds}; these few short requests are not a benchmark.
 
 **{matched} of {golden_prompts} texts equal those of transformers and PEFT.** The run fails if any text differs.
 

@@ -455,23 +455,23 @@ def row(image: str, figures: Figures) -> str:
 
 PAGE = """# Images built and run
 
-`make images-check` writes this page: `{command}`,
-{date}, commit {commit}, {processor}, {cores} cores with a load of {load}, {gib:.0f} GiB, Python {python}.
+`make images-check` writes this page with `{command}`.
+Measured on {date} at commit {commit} on {processor}, {cores} cores with a load of {load}, {gib:.0f} GiB, Python {python}.
 
-buildah built the images without a registry, on a stand-in for the public base image: Debian 12, made by mmdebstrap, with
+buildah built the images without a registry, on a stand-in for the public base image: Debian 12, installed by mmdebstrap with
 {packages}. All packages came from a folder of wheels, as in an air-gapped environment.
 
 In each image, the user was {uid}:{gid} without other groups or capabilities. Writes failed
 ({tried}), except to `/tmp`, `/dev/shm` and the volume.
-A connection that works outside the container also failed ({connecting}). The labels contained the version and commit.
+A connection that works outside the container also failed ({connecting}). The image's labels contained the version and commit.
 
-Under these limits, each image ran its stage on {lines} lines and a tiny model. The digests equal those of the same commands run outside:
+Under these limits, each image ran its stage on {lines} lines of data and a tiny model. The digests equal those of the same commands run outside:
 
 | image | build, s | size with base, MiB | work | outside, s | in the image, s | digest, inside and outside |
 |---|---|---|---|---|---|---|
 {rows}
 {left}
-The curation image also ran the command of the compiled pipeline's step, in the environment of `platform.yaml`'s defaults, and produced the same
+The curation image also ran the command of the compiled pipeline's curation step, in the default environment of `platform.yaml`, and produced the same
 digest.
 """
 

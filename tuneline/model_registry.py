@@ -47,7 +47,7 @@ class ModelVersion:
 
 
 class ModelVersions(list[ModelVersion]):
-    """Versions of a registered model, newest first: a list that is shown as a table in a notebook."""
+    """Versions of a registered model, newest first, as a list that a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
         head = ["version", "aliases", "verdict", "proof", "model", "dataset", "last promotion to champion"]
@@ -125,7 +125,7 @@ class Registry:
             by: user name recorded in the history. Default: the user of this process.
             reason: reason recorded in the history; required with `force`.
             force: promote despite failed checks.
-            customization: customization whose gate rules are required; its policy applies if the history has none.
+            customization: customization whose gate rules are required; its policy applies if the history has no policy.
 
         Raises:
             TunelineError: a check fails, or the policy requires an approval.
@@ -160,7 +160,7 @@ class Registry:
             name: name of the registered model.
             by: user name recorded in the history. Default: the user of this process.
             reason: reason recorded in the history.
-            customization: customization whose policy applies if the history has none.
+            customization: customization whose policy applies if the history has no policy.
 
         Raises:
             TunelineError: no previous version exists, or the previous version is damaged.

@@ -39,16 +39,16 @@ CHANGES = """## Changes made after these measurements
 
 - **Decoding** replays CUDA graphs: before, 16 clients received 500 tokens/s, and the GPU was in use for 39% of the time. The graphs
   end with the logits, so each request keeps its own sampler. Requests with equal settings are sampled together.
-- **Attention** of long rows of equal lengths runs in cuDNN: forward and backward of 16,384 tokens take 2.3 ms per layer
-  instead of 4.0 with rows of 2,048 tokens, and 7.6 instead of 12.7 with rows of 8,192.
+- **Attention** of long rows of equal lengths runs in cuDNN: with rows of 2,048 tokens, the forward and backward pass of 16,384
+  tokens takes 2.3 ms per layer instead of 4.0 ms; with rows of 8,192 tokens, it takes 7.6 ms instead of 12.7 ms.
 - **Idle time between steps**: in a trace, no kernel ran for 80 ms of each one-second step. The rows of the next step are
   now fetched while the GPU computes, and nothing waits for the GPU before the optimizer's step.
 - **Memory** of attention `sdpa` was underestimated by 11%; the estimate now counts the copies that a mask requires.
-- **Liger** replaces layers for a whole process. They are now restored after training; previously, a later compiled run in the process failed.
+- **Liger** replaces layers for a whole process. tuneline now restores them after training; previously, a later compiled run in the process failed.
 
 The time without kernels separates `lora-packed` from 55% MFU: its kernels take 0.88 s per 16,384 tokens (twice
-the profiled half step), and the step takes 0.96 s. Without that difference, the MFU would be 57%. Most of the rest are
-matrix products; LoRA's small products, norms and activations are memory-bound. The first step of the compiled cases takes
+the profiled half step), and the step takes 0.96 s. Without that difference, the MFU would be 57%. Most of the kernel time
+is spent on matrix products; LoRA's small products, norms and activations are memory-bound. The first step of the compiled cases takes
 73 to 88 seconds.
 """
 
@@ -101,7 +101,7 @@ def _list_runs(results: Results) -> str:
     sentences = (
         ["One run."]
         if len(runs) == 1
-        else [f"{len(runs)} runs on machines of this kind; compare only cases of the same run."]
+        else [f"The results come from {len(runs)} runs on machines of this kind; compare only cases of the same run."]
     )
     if missing:
         sentences.append(f"Not measured yet: {', '.join(missing)}.")
@@ -197,8 +197,8 @@ def _describe_serving(results: Results) -> str:
         f"{serving['free_bytes_before'] / GB:.0f} GB that the weights leave free.\n\n"
         + table_of(["clients", "tokens/s", "÷ generate", "GPU use", "sampled tokens/s"], rows)
         + '\nThe column "sampled tokens/s" uses temperature 0.7, top_p 0.9 and a separate seed per request.\n'
-        "In these runs, the CPU listed the positions of cached tokens between steps, which took 2 of 14 ms with 16 clients and\n"
-        "6 of 26 ms with 64. Now numpy computes them: for 64\n"
+        "In these runs, the CPU listed the positions of cached tokens between steps. This listing took 2 of 14 ms with 16 clients and\n"
+        "6 of 26 ms with 64. Now numpy computes these positions: for 64\n"
         "requests of 2,000 tokens, in 0.5 ms instead of 31 ms on one core of another machine.\n"
     )
 
@@ -207,8 +207,9 @@ def _describe_scoring(results: Results) -> str:
     score = results["score"]
     rows = [[name, f"{engine['seconds']:.3f}"] for name, engine in score["engines"].items()]
     return (
-        f"{score['requests']:,} likelihoods of four continuations per question, 8B, bfloat16. With the same loaded model, tuneline is\n"
-        f"{score['ratio']:.2f} × as fast as lm-eval's HFLM at its best batch size, in a run of less than a second. The\n"
+        f"The benchmark computes {score['requests']:,} likelihoods, of four continuations per question, with the 8B model in bfloat16. "
+        "With the same loaded model, tuneline is\n"
+        f"{score['ratio']:.2f} × as fast as lm-eval's HFLM at its best batch size; the run took less than a second. The\n"
         f"log-likelihoods differ by {score['median_difference']:.2f} nats in the median; neither was compared with float32.\n\n"
         + table_of(["engine", "seconds"], rows)
     )
@@ -217,8 +218,8 @@ def _describe_scoring(results: Results) -> str:
 def _describe_resume(resume: dict[str, Any]) -> str:
     found = resume["difference"]
     return (
-        f"LoRA of the 1B shape, killed by SIGKILL after the checkpoint of step {resume['resumed_from']} of 6, and resumed from it:\n"
-        f"the losses differ from those of an uninterrupted run by at most {found['resumed']:.1e} nats. Two uninterrupted\n"
+        f"SIGKILL ended a LoRA training of the 1B shape after the checkpoint of step {resume['resumed_from']} of 6, from which it resumed.\n"
+        f"Its losses differ from those of an uninterrupted run by at most {found['resumed']:.1e} nats. Two uninterrupted\n"
         f"runs differ by {found['repeated']:.1e}: FlashAttention's backward pass adds in an order that varies.\n"
     )
 

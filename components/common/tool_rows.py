@@ -73,7 +73,9 @@ def check_parameters(parameters: Mapping[str, object]) -> None:
         except ConfigurationError as error:
             raise ValueError(f"has invalid tools: {error.message}; correct them or omit valid_calls") from None
         if reference:
-            problem = f"the parameters of {name} refer to {reference}; expected a reference to a schema within them"
+            problem = (
+                f"the parameters of {name} refer to {reference}; expected a reference to a schema within the parameters"
+            )
             raise ValueError(f"has invalid tools: {problem}, or metrics without valid_calls")
 
 

@@ -62,8 +62,8 @@ class DecontaminationConfig(_Section):
     shortest: int = Field(
         8,
         ge=4,
-        description="Minimum length in words of an item text. Texts from this length up to `ngram` are searched for as a "
-        "whole. Shorter texts are skipped, except for questions.",
+        description="Minimum length in words of an item text. Shorter texts are skipped, except for questions. Texts "
+        "with fewer than `ngram` words match only as a whole.",
     )
     shortest_question: int = Field(
         4,
@@ -73,14 +73,15 @@ class DecontaminationConfig(_Section):
     )
     min_overlap: Share = Field(
         0.0,
-        description="Minimum share of the n-grams of an item's question, or of another text of the item, in a rejected "
-        "row. 0: one n-gram is enough.",
+        description="Minimum share of the n-grams of an item's question, or of another of its texts, that a row must "
+        "contain to be rejected. 0: one n-gram is enough.",
     )
     ignore_common: int = Field(
         0,
         ge=0,
         description="Number of items above which an n-gram, or a question with fewer than `shortest` words, counts as "
-        "a common phrase and is ignored. 0: only questions with fewer than `ngram` words in 3 or more items of a set are ignored.",
+        "a common phrase and is ignored. 0: ignore only questions with fewer than `ngram` words that occur in 3 or "
+        "more items of a set.",
     )
 
     @model_validator(mode="after")
@@ -101,7 +102,7 @@ class TokensConfig(_Section):
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum row length in tokens, for truncation and packing in the report. "
+        description="Maximum row length in tokens, for the report's counts of truncated and packed rows. "
         "null: fine_tuning.max_length, or else the 95th percentile of the row lengths.",
     )
     sample: int = Field(
@@ -286,7 +287,8 @@ class PersonalDataConfig(_Section):
     )
     url_credentials: Action = Field(
         "redact",
-        description="Action on a user name and password in a URL; the rest is kept. Placeholder: <URL_CREDENTIALS>.",
+        description="Action on a user name and password in a URL. The rest of the URL is kept. Placeholder: "
+        "<URL_CREDENTIALS>.",
     )
     api_key: Action = Field(
         "redact", description="Action on API keys, tokens, and secrets assigned to a variable. Placeholder: <API_KEY>."
@@ -373,15 +375,16 @@ class DataCurationConfig(_Section):
     )
     text_unit: Literal["auto", "section", "line", "paragraph", "file"] = Field(
         "auto",
-        description="Unit of a plain text or Markdown file that becomes a row. section: the text below a heading, split "
-        "to data_curation.documents.max_tokens, also of HTML files; paragraph: a block between blank lines. auto: section "
-        "for Markdown and for plain text whose paragraphs are wrapped at a fixed width, line for other plain text.",
+        description="Unit of a plain text or Markdown file that becomes a row. section: the text below a heading, also "
+        "in HTML files, in chunks of at most data_curation.documents.max_tokens; paragraph: a block between blank "
+        "lines. auto: section for Markdown and for plain text whose paragraphs are wrapped at a fixed width, line for "
+        "other plain text.",
     )
     documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunking and limits of documents.")
     max_other_kind_share: Share = Field(
         0.05,
         description="Maximum share of rows whose kind (conversations, preference pairs, labelled rows, text) differs from "
-        "that of most rows. These rows are quarantined. A larger share is an error, unless it is a single row.",
+        "that of most rows. These rows are quarantined. A larger share is an error, unless only one row differs.",
     )
     max_line_bytes: int = Field(
         10_000_000,
@@ -397,8 +400,8 @@ class DataCurationConfig(_Section):
         0.7,
         ge=0.5,
         le=1,
-        description="Minimum Jaccard similarity of the word 5-grams of two near-duplicates, without context that recurs "
-        "across rows. The later row is dropped. Lower values drop more rows.",
+        description="Minimum Jaccard similarity of the word 5-grams of two near-duplicates. Context that recurs "
+        "across rows is not compared. The later row is dropped. Lower values drop more rows.",
     )
     semantic_duplicates: SemanticDuplicatesConfig = Field(
         default_factory=SemanticDuplicatesConfig,
@@ -408,8 +411,8 @@ class DataCurationConfig(_Section):
     answer_min_words: int = Field(
         8,
         ge=1,
-        description="Minimum length in words of equal or similar answers that keep their rows in the same split. "
-        "Lower values are stricter.",
+        description="Minimum answer length in words for this rule: rows with equal or similar answers are assigned to "
+        "the same split. Lower values are stricter.",
     )
     decontamination: DecontaminationConfig = Field(
         default_factory=DecontaminationConfig, description="Evaluation sets to keep out of the dataset."

@@ -120,7 +120,9 @@ def _plot_similarities(reason: str, similarities: Sequence[float]) -> str:
     }
     measure = "similarity to the kept row. Context that recurs across rows, such as a system prompt, is ignored."
     if reason == SEMANTIC_DUPLICATE.name:
-        measure = "cosine similarity to the kept row, the lower of the values for the prompts and for the answers."
+        measure = (
+            "cosine similarity to the kept row: the lower of the value for the prompts and the value for the answers."
+        )
     caption = f"{reason}: {measure}"
     return plot_bars(bars, x="rows", caption=caption, colours=dict.fromkeys(bars, ORANGE))
 
@@ -222,7 +224,7 @@ def _render_documents(statistics: CurationStatistics) -> str:
     return (
         render_table(["type", "files", "pages", "chunks", "pages without text"], rows)
         + (plot_bars(bars, x="chunks", caption="Chunks by length in tokens.") if bars else "")
-        + render_paragraph(f"These files are read by section. Extracted by {versions or 'tuneline'}.", "soft")
+        + render_paragraph(f"Documents are read by section. Text extraction: {versions or 'tuneline'}.", "soft")
     )
 
 
@@ -243,7 +245,7 @@ def _render_texts(rejected: Mapping[str, int], statistics: CurationStatistics) -
         html += f'<h3 class="reason">{escape(reason)} · {rejected.get(reason, len(examples)):,} rows</h3>'
         html += render_cards({f"{example.location}: {example.detail}": example.text for example in examples})
     return {
-        "Lengths": plot_bars(lengths, x="kept rows", caption="Characters of all messages of a row."),
+        "Lengths": plot_bars(lengths, x="kept rows", caption="Total length of the messages of a row, in characters."),
         "Languages": plot_bars(languages, x="kept rows", caption=caption) if languages else "",
         "Examples of rejected rows": html,
     }
@@ -254,7 +256,7 @@ def _render_files(sources: Sequence[Source], quarantined: int, statistics: Curat
     unreadable = ""
     if statistics.unread:
         records = [[record.file, record.line, record.reason] for record in statistics.unread]
-        note = f"{quarantined:,} in total; quarantine.jsonl lists them all."
+        note = f"{quarantined:,} in total; quarantine.jsonl lists all of them."
         unreadable = render_table(["file", "line", "reason"], records) + render_paragraph(note, "soft")
     sizes: Counter[str] = Counter()
     for source in sources:
@@ -278,7 +280,7 @@ def _render_files(sources: Sequence[Source], quarantined: int, statistics: Curat
 def _render_first_files(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     table = render_table(header, lines[:MAX_SHOWN_FILES])
     if len(lines) > MAX_SHOWN_FILES:
-        note = f"The first {MAX_SHOWN_FILES} of {len(lines):,}; manifest.json lists them all."
+        note = f"The first {MAX_SHOWN_FILES} of {len(lines):,} files; manifest.json lists all of them."
         table += render_paragraph(note, "soft")
     return table
 

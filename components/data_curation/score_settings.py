@@ -58,7 +58,9 @@ class PerplexitySettings(_Section):
         ge=1,
         description="Maximum perplexity of a kept row. null: no row is dropped. Reject reason: `low_quality_score`.",
     )
-    max_tokens: int = Field(512, ge=2, description="Maximum number of scored tokens per row, from its start.")
+    max_tokens: int = Field(
+        512, ge=2, description="Maximum number of scored tokens per row, from the start of the row."
+    )
     batch_tokens: int = Field(
         2048,
         ge=1,

@@ -69,13 +69,14 @@ def _find_model(config: DataCurationConfig) -> model_loading.LocalBaseModel:
     if not source:
         raise ConfigurationError(
             "data_curation.semantic_duplicates.model is not set, and no base model is set",
-            hint="Set it to the folder of a model, or set fine_tuning.base_model.",
+            hint="Set data_curation.semantic_duplicates.model to the folder of a model, or set fine_tuning.base_model.",
         )
     model = model_loading.find_local_base_model(source)
     if model is None:
         raise ConfigurationError(
             f"data_curation.semantic_duplicates: the model {source} is not on this machine",
-            hint="Import it: tuneline models import, or set data_curation.semantic_duplicates.model to a folder.",
+            hint="Import the model with `tuneline models import`, or set data_curation.semantic_duplicates.model to a "
+            "folder.",
         )
     return model
 

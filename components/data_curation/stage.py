@@ -435,7 +435,7 @@ def _check_groups(prepared: PreparedRows, config: DataCurationConfig, reporter: 
         )
     if grouped < prepared.rows:
         rows = format_count(prepared.rows - grouped, "row has", "rows have")
-        reporter.note(f"{rows} no {key}; each row without it is a separate group")
+        reporter.note(f"{rows} no {key}; each of these rows is a separate group")
     if redacted:
         reporter.note(
             f"{key} is redacted in {format_count(redacted, 'row')}: groups by a redacted value apply within this dataset "

@@ -85,8 +85,8 @@ class EvaluationConfig(BaseModel):
     quantization: Literal["none", "int8"] = Field(
         "none",
         exclude_if=lambda value: value == "none",
-        description="Format of the weights with which the candidate is evaluated, as in triton_packaging.quantization, which "
-        "sets it. Base and incumbent are not quantized. int8 uses the engine transformers.",
+        description="Weight format in which the candidate is evaluated. Default: triton_packaging.quantization. "
+        "Base and incumbent are not quantized. int8 uses the engine transformers.",
     )
     max_items: int | None = Field(
         None, ge=2, description="Maximum number of test rows, in order of id. null: all rows."
@@ -125,9 +125,9 @@ class EvaluationConfig(BaseModel):
         0,
         ge=0,
         exclude_if=operator.not_,
-        description="Repetition of the evaluation. With a new number, all models are measured again, without the scores of "
-        "earlier evaluations, and the evaluation has a new digest. Raise it to renew an evaluation that is older than "
-        "max_evaluation_age_days of the release policy.",
+        description="Repetition number of the evaluation. A new number measures all models again, without the scores "
+        "of earlier evaluations, and gives the evaluation a new digest. Raise the number to renew an evaluation that "
+        "is older than max_evaluation_age_days of the release policy.",
     )
     gate: list[Rule] = Field(
         default_factory=_default_rules,
@@ -193,7 +193,7 @@ class EvaluationConfig(BaseModel):
             if rule.max_loss and largest and not metric.exponential and rule.max_loss >= largest:
                 raise ValueError(
                     f"gate: max_loss of {rule.metric} is {rule.max_loss:g}; expected less than {largest:g}, the largest "
-                    "loss of an item: a rule that allows it accepts every candidate"
+                    "loss of an item, because a larger max_loss accepts every candidate"
                 )
         return self
 
@@ -203,8 +203,8 @@ class EvaluationConfig(BaseModel):
         for task in self.tasks:
             if task.name.startswith(SUITE_PREFIX) and task not in tasks:
                 raise ValueError(
-                    f"tasks: the name {task.name} is reserved for the suite, or the task differs from the suite's; "
-                    f"expected a name that does not start with {SUITE_PREFIX}"
+                    f"tasks: the name {task.name} is reserved for the suite, or the task differs from the task of the "
+                    f"suite; expected a name that does not start with {SUITE_PREFIX}"
                 )
 
     @field_serializer("tasks", "gate", mode="wrap")
@@ -231,7 +231,7 @@ class EvaluationConfig(BaseModel):
             if kinds.get(name) not in CHECKED_KINDS:
                 raise ValueError(
                     f"tasks: {settings.name} checks the answers of {name}, which is {kinds.get(name, 'not a task')}; "
-                    f"expected a task of a kind of {', '.join(CHECKED_KINDS)}"
+                    f"expected a task of one of the kinds {', '.join(CHECKED_KINDS)}"
                 )
 
 

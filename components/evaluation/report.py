@@ -160,8 +160,8 @@ def _render_reward_figures(content: JSONObject) -> str:
                 {**curves, "calibrated": ([0.5, 1.0], [0.5, 1.0])},
                 x="confidence",
                 y="accuracy",
-                caption="Accuracy of the pairs by the confidence of the reward model. Above the diagonal, it is too cautious; "
-                "below, too confident.",
+                caption="Accuracy of the pairs by the confidence of the reward model. Above the diagonal, the model "
+                "is too cautious; below, too confident.",
             )
     return parts
 

@@ -59,10 +59,13 @@ class LoraConfig(Section):
     rank: int = Field(
         16,
         ge=1,
-        description="Rank r of the update. A higher rank adds capacity, and r(d_in + d_out) parameters per matrix.",
+        description="Rank r of the update. A higher rank adds capacity; each matrix gets r(d_in + d_out) trained "
+        "parameters.",
     )
     alpha: float = Field(
-        32.0, gt=0, description="Scale of the update: alpha/rank. A higher value trains faster, but less stably."
+        32.0,
+        gt=0,
+        description="Numerator of the update's scale, alpha/rank. A higher value trains faster, but less stably.",
     )
     dropout: float = Field(
         0.05,
@@ -254,8 +257,8 @@ class JudgeConfig(Section):
     max_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens of questions and judgements after which the training stops; a larger limit resumes it. "
-        "Concurrent requests may exceed it. null: no limit.",
+        description="Maximum number of tokens of questions and judgements. At the limit, training stops; a larger "
+        "limit resumes it. Concurrent requests may exceed the limit. null: no limit.",
     )
 
     @model_validator(mode="after")
@@ -379,7 +382,8 @@ class GrpoConfig(Section):
     kl_weight: float = Field(
         0.02,
         ge=0,
-        description="Weight of the divergence from the model before training (β). 0: the model may deviate freely.",
+        description="Weight (β) of the penalty for diverging from the model before training. 0: the model may deviate "
+        "freely.",
     )
     max_kl: float | None = Field(
         1.0,
@@ -494,7 +498,7 @@ class FineTuningConfig(Section):
     initial_adapter: str | None = Field(
         None,
         exclude_if=lambda source: source is None,
-        description="Tuned model whose adapter is trained further: its folder or store:<sha256>. Requires the adaptation "
+        description="Tuned model whose adapter is trained further: its folder or store:<sha256>. Requires adaptation "
         "lora with the adapter's settings, and the adapter's base model. The penalty of dpo and kto is relative to this "
         "adapter. null: a new adapter.",
     )
@@ -538,7 +542,7 @@ class FineTuningConfig(Section):
         False,
         description="Merge the adapter into the base model and publish the whole model, after a check that the "
         "logits agree. The weights keep the base model's data type. One process then needs memory for the whole "
-        "model in float32, also with a sharded strategy. The published model is larger, but serving "
+        "model in float32, even with a sharded strategy. The published model is larger, but serving "
         "requires no adapter support.",
     )
     # Excluded if unchanged, so that other recipes keep the digests from before this key existed.
@@ -610,9 +614,9 @@ class FineTuningConfig(Section):
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum length of a row in tokens. Longer rows are truncated (text: split; grpo, rloo and distill: left out, "
-        "because only the prompt counts) and counted. Memory use grows with the length. null: the 95th percentile of the row lengths, "
-        "within the model's context and memory.",
+        description="Maximum length of a row in tokens. Longer rows are counted and truncated (text: split; grpo, "
+        "rloo and distill: left out if their prompt is longer). Memory use grows with the length. null: the 95th "
+        "percentile of the row lengths, within the model's context and memory.",
     )
     # Excluded if unchanged, so that other recipes keep the digests from before this section existed.
     rope_scaling: RopeScalingConfig = Field(
@@ -624,10 +628,10 @@ class FineTuningConfig(Section):
     mixing_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
         exclude_if=lambda weights: not weights,
-        description="Shares of the sources in an epoch, such as {handbook.jsonl: 2, '*': 1}: names of sources, or globs "
-        "for sources that share a weight. Rows are repeated or left out accordingly; an epoch keeps its number of "
-        "rows. A source's name is its file's name, or the field `source` of its records. 0: leave the source out. "
-        "Empty: every row once per epoch.",
+        description="Relative shares of the sources in an epoch, such as {handbook.jsonl: 2, '*': 1}: names of "
+        "sources, or globs for sources that share a weight. Rows are repeated or left out accordingly; an epoch keeps "
+        "its number of rows. A source's name is its file's name, or the field `source` of its records. 0: leave the "
+        "source out. Empty: every row once per epoch.",
     )
     mixing_caps: dict[str, Annotated[int, Field(ge=1)]] = Field(
         {},
@@ -677,7 +681,7 @@ class FineTuningConfig(Section):
         [],
         max_length=8,
         description="Prompts that the model answers at every validation, for the report. Empty: none. Each answer takes "
-        "the time of `sample_tokens` forward passes.",
+        "the time of up to `sample_tokens` forward passes.",
     )
     sample_tokens: int = Field(48, ge=1, description="Maximum length in tokens of the answers to sample_prompts.")
     early_stopping: int | None = Field(

@@ -282,8 +282,8 @@ PAIR_COLLATOR = "trl.trainer.dpo_trainer.DataCollatorForPreference"
 ACCEPTED_PAIRS = "pairs of a chosen and a rejected answer (preference rows)"
 CAUSAL_COLLATOR = "trl.trainer.sft_trainer.DataCollatorForLanguageModeling"
 GRPO = Objective(
-    summary="reinforcement learning: the model answers the prompts, and answers with higher rewards than the other "
-    "answers to the same prompt become more likely",
+    summary="reinforcement learning, which makes an answer more likely if its reward is above the mean reward of the "
+    "answers to the same prompt",
     row_mappings={
         kind: RowMapping([*columns, "tools", "meta"], partial(_to_prompt, kind=kind), "the prompts of the last answers")
         for kind, (columns, _, _) in conversation_rows.ROW_KINDS.items()
@@ -294,7 +294,7 @@ GRPO = Objective(
     collator_path="",
     accepted_rows="conversations (sft, preference or unpaired rows)",
     loss_description="training: GRPO's loss (Shao et al., arXiv 2402.03300) with DAPO's mean over tokens (arXiv "
-    "2503.14476); validation: 1 − the mean reward of one answer without sampling",
+    "2503.14476); validation: 1 − the mean reward of one greedy answer per prompt",
     learning_rate_factor=PREFERENCE_RATE_FACTOR,
     generates=True,
     has_rewards=True,
@@ -387,15 +387,15 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
     "grpo": GRPO,
     "rloo": replace(
         GRPO,
-        summary="as grpo, but each answer is compared with the mean of the others (leave one out), and the divergence is part "
-        "of the reward",
+        summary="as grpo, but an answer's reward is compared with the mean of the others (leave one out), and the "
+        "divergence is part of the reward",
         trl_method="RLOO",
         loss_description="training: REINFORCE with a leave-one-out baseline (Ahmadian et al., arXiv 2402.14740), the "
         "divergence subtracted from the rewards, and advantages not divided by their deviation; validation: as grpo, 1 − the mean reward",
     ),
     "distill": Objective(
-        summary="distillation: the model answers the prompts, and each of its tokens becomes as likely as a larger teacher "
-        "finds it",
+        summary="distillation, which matches the token probabilities of the model's own answers to those of a larger "
+        "teacher",
         row_mappings={
             kind: RowMapping([*columns, "tools"], partial(_to_prompt, kind=kind), "the prompts of the last answers")
             for kind, (columns, _, _) in conversation_rows.ROW_KINDS.items()
@@ -406,13 +406,13 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         collator_path="",
         accepted_rows="conversations (sft, preference or unpaired rows)",
         loss_description="divergence of the model from the teacher on the model's own answers, nats per token (Agarwal et al., "
-        "arXiv 2306.13649); validation: on answers without sampling",
+        "arXiv 2306.13649); validation: on greedy answers",
         # The rate of sft: as there, every token has a target. Tried on small models only.
         generates=True,
         has_teacher=True,
     ),
     "reward": Objective(
-        summary="a reward model, which scores answers: the chosen answer of a pair gets a higher score than the rejected one",
+        summary="a reward model, which gives the chosen answer of a pair a higher score than the rejected answer",
         row_mappings=PAIR_ROWS,
         encode=_encode_conversation_pair,
         features={"chosen_ids": TOKEN_LIST, "rejected_ids": TOKEN_LIST},

@@ -74,7 +74,7 @@ def complete_recipe(
     reasons, chosen = [], dict[str, Any]()
     objective, adaptation, preset = config.objective_spec, config.adaptation_spec, config.preset_spec
     if config.preset != "balanced":
-        reasons.append(f"preset {config.preset}: {preset.summary}, unless the recipe sets them")
+        reasons.append(f"preset {config.preset}: {preset.summary}, for settings that the recipe omits")
     max_length = config.max_length
     if max_length is None:
         max_length, reason = _choose_max_length(config, lengths, model_config, shape, device)

@@ -94,7 +94,7 @@ def render_report(
     for alarm in summary["alarms"]:
         reaction = "A guard raised an alarm"
         if config.grpo.on_alarm == "stop":
-            reaction = "Training was stopped by a guard"
+            reaction = "A guard stopped the training"
         elif config.grpo.on_alarm == "lower_learning_rate":
             factor = alarm["learning_rate_factor"]
             reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {factor:.3g} of its schedule"
@@ -124,7 +124,9 @@ def render_report(
             + (", relative to the base model." if config.objective_spec.has_reference else "."),
         ),
         "Sample answers": html_report.render_table(*sample_answers.tabulate_answers(samples)) if samples else "",
-        "Gradient": _plot(log, ("gradient_norm",), "norm", f"Norm before clipping to {config.max_grad_norm:g}."),
+        "Gradient": _plot(
+            log, ("gradient_norm",), "norm", f"Gradient norm before clipping to {config.max_grad_norm:g}."
+        ),
         "Learning rate": _plot(log, ("learning_rate",), "learning rate", f"Schedule: {config.schedule}."),
         "Speed": _plot(
             log,
@@ -204,7 +206,7 @@ def _render_rewards(log: Log) -> str:
         (
             ("reward", "validation_reward"),
             "reward",
-            "Mean reward: of sampled answers in training, of greedy ones in validation.",
+            "Mean reward of sampled answers in training, and of greedy answers in validation.",
         ),
         (by_reward, "reward", "Mean of each reward in training, before weighting."),
         (("answer_tokens", "validation_answer_tokens"), "tokens", "Mean length of the answers."),

@@ -40,10 +40,12 @@ def find_alarm(steps: Sequence[LogLine], max_kl: float | None, recorded_rewards:
         return f"the mean answer length is {after:.0f} tokens; in the first {WINDOW} steps it was {before:.0f}"
     equal, reward = _mean(last, "equal_reward_groups"), _mean(last, "reward")
     if equal is not None and equal >= MAX_EQUAL_GROUPS and (reward or 0.0) < SOLVED_REWARD:
-        return f"all answers to a prompt have the same reward for {equal:.0%} of the prompts, so the model learns nothing from them"
+        return (
+            f"for {equal:.0%} of the prompts, all answers have the same reward, so the model learns nothing from them"
+        )
     for name in recorded_rewards:
         if _changes_by(first, last, "reward") > 0 > _changes_by(first, last, f"reward_{name}"):
-            return f"the trained reward rises while {name}, which is recorded only, falls"
+            return f"the trained reward rises while the reward {name}, which is only recorded, falls"
     return None
 
 

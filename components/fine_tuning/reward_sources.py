@@ -38,7 +38,7 @@ def open_reward_models(config: FineTuningConfig, tokenizer: Path | None) -> dict
         key = f"fine_tuning.grpo.rewards[{number}].model"
         if entry.model == PREVIOUS:
             raise ConfigurationError(
-                f"{key} is {PREVIOUS}, but no earlier customization of this command trains a reward model",
+                f"{key} is {PREVIOUS}, but no earlier customization of the command trains a reward model",
                 hint="Specify the folder or store:<sha256> of a reward model, or add its customization with -c before this one.",
             )
         artifact = model_loading.find_tuned_model(entry.model, REWARD_MODEL)

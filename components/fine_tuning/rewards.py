@@ -257,7 +257,7 @@ REWARDS: dict[RewardName, Reward] = {
         options=("sha256",),
     ),
     "judge": Reward(
-        "the score, from 1 to 10 and scaled, of a language model at an endpoint",
+        "the score from 1 to 10 of a language model at an endpoint, scaled to 0 to 1",
         _build_judge,
         "judge",
         check_machine=lambda config: judge_rewards.read_key(_get_judge(config)),

@@ -191,7 +191,7 @@ def _train(
             settings.reasons.append("lora.dropout: 0, because noise would change the answers or their rewards")
         if OPTIMIZERS[config.optimizer].trains_matrices:
             share = muon.measure_share(outline)
-            settings.reasons.append(f"optimizer muon: trains {share:.0%} of the weights, and AdamW the others")
+            settings.reasons.append(f"optimizer muon: trains {share:.0%} of the weights; AdamW trains the others")
         model_class = model_support.find_class(model_config)
         # With these arguments, transformers shards the weights of ZeRO-3 while it loads them.
         arguments = _build_arguments(splits, config, settings, job, model_class)

@@ -115,7 +115,7 @@ def check_subject(measured: Json, model: Manifest) -> list[str]:
         objections.append("the inputs in its model's manifest differ from those at its evaluation")
     base = model.find_input("base_model")
     if base is None or measured["base_model"] != base.content_sha256:
-        tuned_from = base.content_sha256[:12] if base else "an unrecorded one"
+        tuned_from = base.content_sha256[:12] if base else "an unrecorded model"
         objections.append(
             f"its evaluation compared it with base model {measured['base_model'][:12]}; the model was tuned from {tuned_from}"
         )
@@ -133,7 +133,7 @@ def compare_dataset(measured: Json, model: Manifest) -> list[str]:
     source = model.find_input("dataset")
     if source is not None and source.content_sha256 == used:
         return []
-    trained_on = source.content_sha256[:12] if source else "an unrecorded one"
+    trained_on = source.content_sha256[:12] if source else "an unrecorded dataset"
     return [f"its evaluation used dataset {used[:12]}; the model was trained on {trained_on}"]
 
 
@@ -287,8 +287,8 @@ def _check_quantization(manifest: Manifest, statement: Json, dataset: ArtifactIn
         return []
     objections, used = [], manifest.find_input("dataset")
     if used is None or dataset is None or used.content_sha256 != dataset.content_sha256:
-        names = [one.content_sha256[:12] if one else "an unrecorded one" for one in (used, dataset)]
-        objections.append(f"its Triton package used dataset {names[0]}; the model was trained on {names[1]}")
+        names = [f"dataset {one.content_sha256[:12]}" if one else "an unrecorded dataset" for one in (used, dataset)]
+        objections.append(f"its Triton package used {names[0]}; the model was trained on {names[1]}")
     margin = measured["margin"]
     is_within = measured["increase_bound"] <= margin == manifest.config["quantization_margin"]
     is_sufficient = measured["items"] >= MIN_QUANTIZATION_ITEMS and measured["confidence"] >= QUANTIZATION_CONFIDENCE

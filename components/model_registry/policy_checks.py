@@ -105,7 +105,7 @@ def list_suite_objections(content: Json, source: str) -> list[str]:
     source = f"the regression suite ({source})"
     measured = content.get("measured", {"tasks": {}})["tasks"]
     if missing := [name for name in regression_suite.TASKS if name not in measured]:
-        return [f"{source} requires task {missing[0]}; its evaluation does not include one"]
+        return [f"{source} requires task {missing[0]}; its evaluation does not include this task"]
     rules = [rule.model_dump() for rule in regression_suite.build_rules()]
     return evidence.compare_rules(content, rules, None, regression_suite.describe_tasks(), source)
 
@@ -127,13 +127,13 @@ def _check_task(task: RequiredTask, content: Json, title: str) -> str:
     """Return the objection to an evaluation without the task, or with other data."""
     measured, name = content["measured"], task.name
     if name not in measured["tasks"] or name not in content["tasks"]:
-        return f"{title} requires task {name}; its evaluation does not include one"
+        return f"{title} requires task {name}; its evaluation does not include this task"
     kind, items = measured["tasks"][name], content["tasks"][name]
     if task.kind not in (None, kind):
         return f"{title} requires task {name} of kind {task.kind}; its evaluation measured kind {kind}"
     digest = items.get("items_sha256") or ""
     if task.items_sha256 not in (None, digest):
-        found = digest[:12] or "unknown ones"
+        found = digest[:12] or "unknown items"
         return f"{title} requires task {name} on items {str(task.items_sha256)[:12]}; its evaluation measured {found}"
     read = measured.get("task_files", {}).get(name, [])
     if missing := [sha256[:12] for sha256 in task.files_sha256 if sha256 not in read]:

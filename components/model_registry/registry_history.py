@@ -134,7 +134,9 @@ def append(client: MlflowClient, model: str, intent: Entry) -> Entry:
     """
     name = get_history_name(model)
     purpose = f"The history of {model}: every version of this model is an entry of the history."
-    home = model_versions.ensure_model(client, name, f"{purpose} tuneline writes it; do not edit or delete versions.")
+    home = model_versions.ensure_model(
+        client, name, f"{purpose} Do not edit or delete versions: only tuneline writes the history."
+    )
     _require_key(model, is_signed=_is_marked_signed(home))
     entry = intent.model_copy(
         update={

@@ -63,17 +63,17 @@ class Policy(BaseModel):
     suite: Literal["default"] | None = Field(
         None,
         exclude_if=operator.not_,
-        description="default: the evaluation must contain the tasks, items and rules of the regression suite of the tuneline "
-        "version that promotes. null: the suite is not required.",
+        description="default: the evaluation must contain the tasks, items and rules of the regression suite, as "
+        "defined by the tuneline version that promotes. null: the suite is not required.",
     )
     rules: list[Rule] = Field(
-        [], description="Rules of the gate, as in evaluation.gate. The evaluation must have rules at least as strict."
+        [], description="Rules of the gate, as in evaluation.gate. The evaluation's rules must be at least as strict."
     )
     slice_min_items: int | None = Field(
         None,
         ge=2,
         le=MAX_ITEMS,
-        description="Minimum number of items of a slice that the required rules over slices judge; the evaluation must use "
+        description="Minimum number of items of a slice for the required rules over slices. The evaluation must use "
         "the same number. null: 10.",
     )
     min_items: int | None = Field(
@@ -107,8 +107,8 @@ class Policy(BaseModel):
     trusted_keys: list[KeyId] = Field(
         [],
         exclude_if=operator.not_,
-        description="IDs of the keys and identities whose signatures of artifacts count, among those in TUNELINE_TRUST. Empty: "
-        "all of them.",
+        description="IDs of the keys and identities in TUNELINE_TRUST whose signatures of artifacts are accepted. "
+        "Empty: all of them.",
     )
 
     @model_validator(mode="after")

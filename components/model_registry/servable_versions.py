@@ -155,7 +155,7 @@ def open_package(name: str, version: str) -> Iterator[Artifact]:
     if target.tags.get(f"{TAG_PREFIX}kind") == REWARD_MODEL:
         raise RegistryError(
             f"{name} version {version} is a reward model, which is not served",
-            hint="Use it as a reward of the objective grpo, or choose another model.",
+            hint="Use the model as a reward of the objective grpo, or choose another model.",
         )
     if not sha256:
         raise RegistryError(

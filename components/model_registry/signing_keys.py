@@ -146,7 +146,7 @@ def require_packages(extra: Literal["verification", "signing"]) -> None:
     except ImportError as error:
         raise EngineMissingError(
             f"signatures require the packages of the extra {extra}: {error}",
-            hint=f"Install them: pip install 'tuneline[{extra}]'.",
+            hint=f"Run: pip install 'tuneline[{extra}]'",
         ) from None
 
 
@@ -163,8 +163,8 @@ def _check_permissions(path: Path, secret: str) -> None:
         raise ConfigurationError(
             f"{KEY_VARIABLE}: {path} has mode {stat.S_IMODE(status.st_mode):04o}, so other users can read or change the "
             f"{secret}; expected 0600 or 0400",
-            hint=f"Restrict it: chmod 600 {path}, or defaultMode: 0400 of a Kubernetes secret. If others had access, create a "
-            "new key and revoke this one.",
+            hint=f"Run chmod 600 {path}, or set defaultMode: 0400 of a Kubernetes secret. If others had access, create "
+            "a new key and revoke this one.",
         )
 
 

@@ -101,7 +101,7 @@ def load_sigstore_signer() -> SigstoreSigner | None:
         except SignatureInvalidError as error:
             raise ConfigurationError(
                 f"{trust_root.TRUST_VARIABLE} refuses the identity of this process: {error.message}",
-                hint="List the identity in the trust file, or run with the service account that it lists.",
+                hint="List the identity in the trust file, or run with a service account that the file lists.",
             ) from None
     return SigstoreSigner(identity, text)
 

@@ -69,7 +69,7 @@ def place_adapters(
             )
         if model.adapter is None and model.artifact is not None:
             raise InputError(
-                "the model has fully fine-tuned weights, but the other adapters were trained for its base",
+                "the model has fully fine-tuned weights, but the other adapters were trained for its base model",
                 hint="Package the base model with one --adapter option for each adapter.",
             )
         for name, other in others.items():

@@ -32,8 +32,8 @@ def render(
     answers = ""
     if proof:
         text = (
-            "A Triton server loaded this package. Its greedy answers match those of transformers before packaging, "
-            "both complete and streamed, with one client and with eight concurrent clients."
+            "A Triton server loaded this package. The package's greedy answers match those of transformers before "
+            "packaging, both complete and streamed, with one client and with eight concurrent clients."
         )
         figures = {
             "Triton": proof.server_version,
@@ -67,7 +67,7 @@ def render(
         text = (
             f"On {quantized.items} test rows, the loss rises by {quantized.increase:+.4f} nats per token (95% interval "
             f"{quantized.ci95[0]:+.4f} to {quantized.ci95[1]:+.4f}; at most {quantized.increase_bound:+.4f} with "
-            f"{quantized.confidence:.0%} confidence). The margin is {quantized.margin:.4f}."
+            f"{quantized.confidence:.0%} confidence). The allowed increase is {quantized.margin:.4f}."
         )
         sections["Quantization"] = html_report.render_tiles(tiles) + html_report.render_paragraph(text, "good")
     folders = [output / name for name in list_model_names(config.backend, config.model_name)]

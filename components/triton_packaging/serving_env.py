@@ -132,7 +132,8 @@ def _run(command: list[str]) -> None:
 if __name__ == "__main__":
     argparse.ArgumentParser(
         prog="python -m components.triton_packaging.serving_env",
-        description=f"Create or repair the serving environment in {get_environment_folder()}. Other folder: TUNELINE_SERVING_ENV.",
+        description=f"Create or repair the serving environment in {get_environment_folder()}. TUNELINE_SERVING_ENV "
+        "sets another folder.",
     ).parse_args()
     try:
         print(f"serving environment: {create_environment()}")

@@ -277,6 +277,6 @@ def match_answer(reference: ReferenceAnswer, protocol: str, answer: ServerAnswer
         f"  prompt:       {reference.prompt!r} "
         f"({reference.prompt_tokens} tokens; Triton counted {answer.prompt_tokens})\n"
         f"  transformers: {reference.text!r}\n  Triton:       {answer.text!r}",
-        hint="Package the model again with TUNELINE_THREADS=1, or compare chat template and generation settings in "
-        "weights/ with the model's.",
+        hint="Package the model again with TUNELINE_THREADS=1, or compare the chat template and the "
+        "generation settings in weights/ with those of the model.",
     )

@@ -291,7 +291,8 @@ def read_lineage(repository: Artifact) -> dict[str, str]:
 def _require_dataset(dataset: Artifact | None, model: LoadableModel) -> Artifact:
     if dataset is None and model.artifact is None:
         raise ConfigurationError(
-            "packaging a base model with triton_packaging.quantization requires a dataset that measures it",
+            "packaging a base model with triton_packaging.quantization requires a dataset to measure the quantized "
+            "model",
             hint="Specify a dataset with --dataset, or set triton_packaging.quantization to none.",
         )
     if dataset is None:

@@ -103,7 +103,7 @@ def read_sample(path: Path) -> list[dict[str, Any]]:
     for number, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
-        hint = 'Correct the line: only the text of `correction` changes. A quotation mark in it is written as \\".'
+        hint = 'Correct the line: change only the text of `correction`, and write a quotation mark in this text as \\".'
         try:
             line = json.loads(content)
         except ValueError as error:

@@ -43,7 +43,7 @@ class Consent(_Settings):
     policy: Literal["required", "unless_refused", "not_asked"] = Field(
         "required",
         description="required: capture only requests whose header grants consent. unless_refused: capture all "
-        "requests except those whose header has another value. not_asked: the header is not read.",
+        "requests except those whose header has another value. not_asked: capture all requests, whatever the header.",
     )
     header: str = Field("x-tuneline-consent", pattern=r"^[A-Za-z0-9-]{1,64}$", description="Name of the header.")
     granted: list[str] = Field(["granted", "true", "yes", "1"], min_length=1, description="Values that grant consent.")
@@ -62,7 +62,9 @@ class Subject(_Settings):
     @model_validator(mode="after")
     def _check_key(self) -> Subject:
         if self.source != "none" and self.key_file is None:
-            raise ValueError("key_file is not set; set it, or `source: none` for rows that cannot be erased by subject")
+            raise ValueError(
+                "key_file is not set; expected the path of a key, or `source: none` for rows that cannot be erased by subject"
+            )
         return self
 
 

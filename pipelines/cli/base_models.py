@@ -40,7 +40,7 @@ def models_import(
     accept_license: Annotated[
         bool,
         typer.Option(
-            "--accept-license", help="Accept the model's licence, if required; the user and the time are recorded."
+            "--accept-license", help="Accept the model's licence, if required, and record the user and the time."
         ),
     ] = False,
     by: Annotated[
@@ -52,7 +52,7 @@ def models_import(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Import a base model into the artifact store. Runs refer to it by its digest and need no network."""
+    """Import a base model into the artifact store. Runs refer to the model by its digest and need no network access."""
     from components.common.models import model_import, model_loading
     from components.common.runtime.errors import UsageError
     from components.common.runtime.user_name import get_user_name

@@ -173,7 +173,8 @@ def sample_traffic(
             "--held-back",
             min=0,
             max=0.9,
-            help="Share of subjects that `tuneline retrain` holds back; only these are drawn. 0: draw from all.",
+            help="Share of subjects that `tuneline retrain` holds back. Only requests of these subjects are drawn. 0: "
+            "draw from all.",
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
@@ -194,7 +195,7 @@ def sample_traffic(
     print_result(
         result,
         as_json,
-        [f"{format_count(len(lines), 'request')}, one per subject, in {output}; write the corrections there"],
+        [f"{format_count(len(lines), 'request')}, one per subject, in {output}; write the corrections in this file"],
     )
 
 
@@ -374,7 +375,7 @@ def export_traffic(
         f"{exported.conversations} conversations and {exported.preferences} preference pairs in {output}",
         *([f"{exported.held_back} conversations held back for evaluation"] if held_back else []),
         *(
-            [f"{exported.left_out} answers omitted: their conversation is held back, or a held-back answer is not text"]
+            [f"{exported.left_out} answers omitted: the conversation is held back, or a held-back answer is not text"]
             if exported.left_out
             else []
         ),
@@ -430,7 +431,10 @@ def _format_status(result: dict[str, Any]) -> list[str]:
                 f"bytes per day, {estimate['bytes']:,} bytes in {each['retention_days']} days before compaction "
                 f"({each['row_bytes']:,} bytes per row, {basis})"
             )
-    lines += [f"the erasure of {subject} is not finished: run it again" for subject in result["unfinished_erasures"]]
+    lines += [
+        f"the erasure of {subject} is not finished: run `tuneline traffic erase` again"
+        for subject in result["unfinished_erasures"]
+    ]
     lines += [f"other users can read {path}: remove their permissions" for path in result["readable_by_others"]]
     return lines
 

@@ -233,7 +233,9 @@ def choose_model(client: ChatClient, name: str) -> str:
     for model, names in models.items():
         if name in names:
             return model
-    raise UsageError(f"{client.base_url} has no model {name!r}; it has: {', '.join(models)}", hint="Correct the name.")
+    raise UsageError(
+        f"{client.base_url} has no model {name!r}; existing models: {', '.join(models)}", hint="Correct the name."
+    )
 
 
 @contextmanager

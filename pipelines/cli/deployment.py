@@ -46,7 +46,7 @@ def deploy(
         str,
         typer.Option(
             "--canary-alias",
-            help="Second alias to serve, as MODEL-ALIAS; --routes determines its requests. Requires --watch.",
+            help="Second alias, served as MODEL-ALIAS; --routes sets the requests that it receives. Requires --watch.",
         ),
     ] = "",
     is_canary: Annotated[

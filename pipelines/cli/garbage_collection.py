@@ -98,7 +98,7 @@ def gc(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> int:
-    """List data that no alias, published revision, deployment or running job references. --delete deletes it."""
+    """List data that no alias, published revision, deployment or running job references. --delete deletes this data."""
     age_seconds, chosen = _parse_age(older_than), _parse_kinds(kinds)
     if pin or unpin:
         _change_pins(pin, unpin, because, workdir, as_json)

@@ -145,7 +145,10 @@ def create_key(
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a key to a file and print it. The file contains only its digest; the gateway reloads a changed file within two seconds."""
+    """Add an API key to a file, and print the key.
+
+    The file stores only the key's digest. The gateway reloads a changed file within two seconds.
+    """
     from pipelines.gateway import api_keys
 
     settings = {

@@ -51,7 +51,9 @@ def retrain(
     ),
     drift: Annotated[
         Path | None,
-        typer.Option("--drift", help="Start if this file, written by `traffic drift --json`, has an alarm."),
+        typer.Option(
+            "--drift", help="Start if this file, the output of `tuneline traffic drift --json`, reports an alarm."
+        ),
     ] = None,
     min_feedback: Annotated[
         int,
@@ -94,7 +96,7 @@ def retrain(
 ) -> None:
     """After a drift alarm, enough feedback or enough time, train a version on captured traffic, and promote it if it is better.
 
-    Run it regularly. An interrupted retraining resumes.
+    Run this command regularly. It resumes an interrupted retraining.
     """
     from components.common.workspace import job_folders
     from pipelines.capture import traffic_export, traffic_files

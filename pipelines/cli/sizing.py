@@ -29,7 +29,9 @@ RecipeOption = Annotated[
 PrecisionOption = Annotated[str, typer.Option("--precision", help="Compute precision: bf16 or fp8.")]
 StackOption = Annotated[
     str,
-    typer.Option("--stack", help="standard: FSDP or DeepSpeed, as in tuneline. tuned: Megatron-LM and NeMo."),
+    typer.Option(
+        "--stack", help="Training software. standard: FSDP or DeepSpeed, as in tuneline. tuned: Megatron-LM and NeMo."
+    ),
 ]
 AdaptationOption = Annotated[
     str,

@@ -222,7 +222,7 @@ def serve(
     ] = [],  # noqa: B006
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a packaged model through the OpenAI API until Ctrl-C: a Triton server behind the gateway."""
+    """Serve a packaged model through the OpenAI API until Ctrl-C, with a Triton server behind the gateway."""
     from components.common.runtime import reporters
     from components.common.runtime.process_control import until_signal
     from pipelines.runs.single_stages import serve_repository

@@ -34,7 +34,8 @@ def storage_benchmark(
             "--accelerators",
             min=0,
             max=4096,
-            help="Number of accelerators to emulate. If they wait for reads, the benchmark searches for the largest number that passes. 0: none.",
+            help="Number of accelerators to emulate. If they miss the target utilization, search for the largest "
+            "number that reaches it. 0: none.",
             rich_help_panel=TRAINING,
         ),
     ] = 0,

@@ -62,7 +62,7 @@ def storage_probe(
     fio: Annotated[bool, typer.Option("--fio/--no-fio", help="Also measure with fio, if it is installed.")] = True,
     as_json: JsonOption = False,
 ) -> int:
-    """Probe a shared folder from two hosts: visibility delays, rename, fsync, exclusive names, and throughput."""
+    """Probe a shared folder from two processes or hosts: visibility delays, rename, fsync, exclusive names, and throughput."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     from components.common.runtime.process_control import build_module_command

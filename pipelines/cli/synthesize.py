@@ -247,7 +247,7 @@ def synthesize(
 ) -> None:
     """Write grounded rows from documents with a teacher model, as a source for `tuneline curate`.
 
-    After an interruption, run the same command again: it resumes, and does not request stored answers again.
+    After an interruption, run the same command again to resume. The command reuses stored answers.
     """
     if max_cost is not None and not (input_price or output_price):
         raise UsageError(

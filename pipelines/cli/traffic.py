@@ -46,7 +46,7 @@ def set_route(
         list[str],
         typer.Option(
             "--target",
-            help="Target and its weight. Repeatable. The first target is the stable version, the others are canaries.",
+            help="Target and its weight. Repeatable. The first target is the stable version; the others are canaries.",
         ),
     ],
     sticky: Annotated[
@@ -71,7 +71,7 @@ def set_route(
     routes: RoutingFileOption = Path("routes.yaml"),
     as_json: JsonOption = False,
 ) -> None:
-    """Set the route of a name. The gateway reloads a changed file within two seconds. An earlier abort is cleared."""
+    """Set the route of a name, and clear its earlier abort. The gateway reloads a changed file within two seconds."""
     from pipelines.gateway import traffic_routes, traffic_routing
 
     settings = {

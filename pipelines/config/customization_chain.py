@@ -129,9 +129,9 @@ def link_customizations(entries: Sequence[ChainEntry]) -> list[ChainedCustomizat
         if any(reward.model == PREVIOUS for reward in customization.fine_tuning.grpo.rewards):
             if not rewards:
                 raise ConfigurationError(
-                    f"{source}: fine_tuning.grpo.rewards has a reward with model {PREVIOUS}, and no "
-                    "customization before it trains a reward model",
-                    hint="Add a customization with objective reward before it (-c reward.yaml -c grpo.yaml), or specify the "
+                    f"{source}: fine_tuning.grpo.rewards has a reward with model {PREVIOUS}, but no "
+                    "earlier customization trains a reward model",
+                    hint="Add a customization with objective reward before this customization (-c reward.yaml -c grpo.yaml), or specify the "
                     "folder or store:<sha256> of a reward model.",
                 )
             rewarded_by = rewards[-1]

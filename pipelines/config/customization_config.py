@@ -61,14 +61,14 @@ PATH_LIST_KEYS = (
 )
 
 FILE_CREDENTIALS_HINT = (
-    "Remove it from the address. Set credentials of object stores in environment variables, and those of Git in its "
-    "credential helper: see Sources in docs/how-to/data.md."
+    "Remove the password from the address. Set the credentials of object stores in environment variables, and those of "
+    "Git in Git's credential helper: see Sources in docs/how-to/data.md."
 )
 DEMO_PATH = Path(__file__).parent / "demo.yaml"
 
 
 class Customization(BaseModel):
-    """A whole customization."""
+    """A customization: the settings of all stages."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

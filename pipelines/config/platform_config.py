@@ -326,8 +326,8 @@ class Resources(StrictModel):
     memory_request: str = Field(
         "",
         pattern=QUANTITY_PATTERN,
-        description="Memory request without a limit; cannot be combined with `memory`. Empty: with `compile -c`, "
-        "the estimate of `tuneline size`.",
+        description="Memory request without a limit; cannot be combined with `memory`. Empty: `compile -c` "
+        "requests the estimate of `tuneline size`.",
         exclude_if=operator.not_,
     )
     accelerator: str = Field(
@@ -430,10 +430,10 @@ class Platform(StrictModel):
     mlflow: Mlflow = Field(Mlflow(), description="MLflow tracking and model registry.")
     secrets: dict[str, SecretKey] = Field(
         {},
-        description="Environment variables from secrets, for example {MLFLOW_TRACKING_TOKEN: {name: mlflow, key: token}}; "
-        "also MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY. "
-        "A secret may hold a full URL with a password (MLFLOW_TRACKING_URI, HTTPS_PROXY). A variable from a secret "
-        "overrides the same variable set elsewhere.",
+        description="Environment variables from secrets, for example {MLFLOW_TRACKING_TOKEN: {name: mlflow, key: "
+        "token}}. Further examples: MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY. A secret may hold a full URL with a password (MLFLOW_TRACKING_URI, HTTPS_PROXY). A "
+        "variable from a secret overrides the same variable set elsewhere.",
     )
     secret_files: list[MountedFiles] = Field(
         [], description="Secrets to mount as files in every pod, for example [{name: aws, mount: /etc/aws}]."

@@ -162,7 +162,7 @@ def check_compiled_chain(chain: Sequence[ChainedCustomization], compiled: Sequen
     if found != expected:
         raise ConfigurationError(
             f"{CHAIN_PARAMETER} trains {found}; the pipeline is compiled for {expected}",
-            hint="Compile the changed customizations.",
+            hint="Compile the pipeline again for these customizations.",
         )
 
 

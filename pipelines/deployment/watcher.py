@@ -241,7 +241,7 @@ def deploy_promoted(
             holder = servable_versions.resolve_alias(name, alias)
             if previous not in (None, promoted) and holder is not None and holder.version == promoted:
                 promotion.rollback(name, alias=alias, reason=f"not served: {error.message}"[:500], reporter=reporter)
-                reporter.note(f"{name}@{alias} is moved back to version {previous}")
+                reporter.note(f"{name}@{alias} was moved back to version {previous}")
         except TunelineError as second_error:
             reporter.note(f"{name}@{alias} could not be moved back: {second_error.message}")
         raise
@@ -369,7 +369,7 @@ def _recheck_shadow(deployment: Deployment, server: ServerAddress, target: Alias
             with suppress(ModelLoadError):  # the package has no streaming model
                 repository_api.unload_model(server, model)
         if resume(deployment, server):
-            deployment.log(f"{target.name} version {target.version} may answer requests as {name}")
+            deployment.log(f"{target.name} version {target.version} now also answers client requests as {name}")
 
 
 def _switch_version(

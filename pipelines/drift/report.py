@@ -148,7 +148,7 @@ def _render_panels(windows: Sequence[Mapping[str, Any]]) -> str:
         for name, each in panels.items()
     ]
     head = ["figure", "reference", "latest window", "difference", "95% CI: lower", "upper"]
-    caption = "Differences of the latest window from the reference, with 95% confidence intervals. They do not affect the alarm."
+    caption = "Differences of the latest window from the reference, with 95% confidence intervals. These differences do not affect the alarm."
     return (
         text
         + html_report.plot_intervals(intervals, x="difference", caption=caption)
@@ -176,8 +176,8 @@ def _render_method(result: Mapping[str, Any]) -> str:
     return html_report.render_paragraph(
         f"Each window is compared with the reference and all earlier windows by a permutation test on whitened principal "
         f"components of the {result['embeddings']} embeddings. The e-value combines the windows. Without drift, and if "
-        f"prompts of the same window are no more alike than prompts of different windows, the probability that it "
-        f"ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. "
+        f"prompts of the same window are no more alike than prompts of different windows, the probability that the "
+        f"e-value ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. "
         f"Clean windows vary {result['inflation']:.2f} times as much as random "
         "samples; the statistic is divided by this factor."
     )

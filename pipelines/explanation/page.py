@@ -20,8 +20,9 @@ WORDS_LIMITS = (
     "system prompt and the template. Removing a {unit} may make the prompt ungrammatical; the model has rarely seen such prompts."
 )
 DELETION = (
-    "Decrease of the answer's log-probability, in nats. With a good ranking, it is large when the top {unit}s are removed, and small "
-    "when only they are kept. This comparison favours the leave-one-out ranking, which removes {unit}s in the same way."
+    "Decrease of the answer's log-probability, in nats. With a good ranking, the decrease is large if the top {unit}s "
+    "are removed, and small if only the top {unit}s are kept. This comparison favours the leave-one-out ranking, which "
+    "removes {unit}s in the same way."
 )
 ROWS_SHOW = (
     "A training step on one of these rows raises the probability of the answer; an effect that several rows share is "

@@ -38,7 +38,10 @@ class ApiKey(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name in metrics and logs.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 digest of the key, in hexadecimal.")
-    scopes: list[Scope] = Field(["inference"], description="inference: models and answers. metrics: /metrics.")
+    scopes: list[Scope] = Field(
+        ["inference"],
+        description="inference: list models and request answers. metrics: read /metrics. traffic: read /v1/routes.",
+    )
     models: list[str] = Field([], description="Models that the key may use. Empty: all models.")
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
     tokens_per_minute: Annotated[int, Field(ge=0)] = 0
@@ -284,7 +287,9 @@ def revoke_key(path: Path, name: str) -> None:
     keys = list(read_keys(path).values())
     if name not in [key.name for key in keys]:
         names = ", ".join(key.name for key in keys) or "none"
-        raise ConfigurationError(f"{path} has no key with the name {name}; it has: {names}", hint="Check the name.")
+        raise ConfigurationError(
+            f"{path} has no key with the name {name}; existing keys: {names}", hint="Check the name."
+        )
     _write_keys(path, [key for key in keys if key.name != name])
 
 

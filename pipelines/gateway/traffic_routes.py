@@ -140,7 +140,7 @@ def clear_routes(path: Path, name: str = "") -> list[str]:
     routes = read_routes(path)
     if name and name not in routes:
         known = ", ".join(routes) or "none"
-        raise ConfigurationError(f"{path} has no route for {name}; it has: {known}", hint="Check the name.")
+        raise ConfigurationError(f"{path} has no route for {name}; existing routes: {known}", hint="Check the name.")
     removed = [name] if name else list(routes)
     _write_routes(path, {each: route for each, route in routes.items() if each not in removed})
     return removed

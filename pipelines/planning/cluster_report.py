@@ -34,7 +34,7 @@ def format_cluster(result: Json) -> list[str]:
         f"wait      for GPUs: mean {wait['mean']:g}, P50 {wait['p50']:g}, P90 {wait['p90']:g}, P99 "
         f"{wait['p99']:g} hours",
         f"use       {shares['gpus']:.1%} of the GPUs, {shares['read']:.1%} of the read rate, {shares['write']:.1%} of the "
-        f"write rate; GPUs wait for storage {result['transfer_share']:.1%} of their time",
+        f"write rate; GPUs spend {result['transfer_share']:.1%} of their time waiting for storage",
         f"bound     at capacity by {binds['bound']}: {binds['reason']}",
     ]
     for n, gain in enumerate(result["gains"]):

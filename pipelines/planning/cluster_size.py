@@ -524,7 +524,7 @@ def _list_materials(
         _item("usable storage", capacity / 1e12, "TB", reason),
         _item("storage, read", cluster.read_rate / 1e9, "GB/s",
               "as given" if request.read_rate else f"a single training run reads its base model in {MODEL_LOAD_SECONDS / 60:g} minutes; "
-              f"allocated GPUs wait for the storage {waits['transfer_share']:.1%} of the time"),
+              f"allocated GPUs spend {waits['transfer_share']:.1%} of the time waiting for storage"),
         _item("storage, write", cluster.write_rate / 1e9, "GB/s",
               "as given" if request.write_rate else "a single training run writes checkpoints within the stall budget, and a model in "
               f"{MODEL_LOAD_SECONDS / 60:g} minutes"),

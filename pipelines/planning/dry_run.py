@@ -908,7 +908,7 @@ def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate
         others += forward
     per_token = resource_formulas.estimate_training_flops(survey.shape, length) + forward + others
     operations = survey.trained_tokens * per_token + validations * validated * length * (forward + others)
-    work = "generation, other models and training on answers of the maximum length, and the answers of validations"
+    work = "forward passes of all models, training and validation, with answers of maximum length"
     return operations / rate, _describe_rate(rate, work)
 
 

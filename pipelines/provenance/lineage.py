@@ -312,7 +312,7 @@ def _check_outputs(context: _TraceContext) -> tuple[list[Link], Artifact | None]
 def _fetch_from_mlflow(context: _TraceContext, version: RegisteredModel | None) -> tuple[Artifact, str]:
     """Fetch the model of a version, and return it with its URI."""
     if version is None:
-        raise MissingArtifactError("no version is registered with its digest", hint=RESTORE_HINT)
+        raise MissingArtifactError("no version is registered with this digest", hint=RESTORE_HINT)
     context.reporter.step("fetching the model from MLflow")
     uri, folder = f"models:/{version.name}/{version.version}", context.scratch / version.model_sha256
     try:

@@ -95,5 +95,5 @@ def _read_alarm(path: Path) -> list[Any] | None:
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise InputError(
             f"--drift: {path} is not the result of a drift check",
-            hint="Write it with `tuneline traffic drift --json > drift.json`.",
+            hint="Create the file with `tuneline traffic drift --json > drift.json`.",
         ) from None

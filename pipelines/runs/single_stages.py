@@ -232,7 +232,7 @@ class ServedPackage:
         return self.server.grpc_url
 
     def check_alive(self) -> None:
-        """Start the gateway again if it has exited.
+        """Restart the gateway if it has exited.
 
         Raises:
             EngineMissingError: Triton has exited, or the gateway exits repeatedly.

@@ -220,8 +220,8 @@ def _render_package(package: Record | None, verdict: str, kind: str) -> str:
         }
     )
     text = (
-        "A Triton server loaded the package. Its answers to the golden prompts over HTTP and gRPC match those of the "
-        "unpackaged model."
+        "A Triton server loaded the package. The package's answers to the golden prompts over HTTP and gRPC match those of "
+        "the unpackaged model."
     )
     answers = [[answer["prompt"], answer["text"], answer["match"]] for answer in package["answers"]]
     return (

@@ -67,7 +67,7 @@ class Journal:
         except BlockingIOError:
             self._file.close()
             raise BusyError(
-                f"another process writes {path}", hint="Rerun the command after that process has ended."
+                f"another process is writing {path}", hint="Rerun the command after that process has ended."
             ) from None
         content = path.read_bytes()
         for line in content.split(b"\n"):

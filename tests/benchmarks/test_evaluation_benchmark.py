@@ -169,7 +169,7 @@ def test_page_reports_missed_goal(results: dict[str, Any]) -> None:
         "theirs": [{**round_, "wall": 9.9} for round_ in results["theirs"]],
     }
     page = evaluation_page.markdown(slow)
-    assert "Goal, at least 2 × the speed of lm-eval at its best batch size" in page
+    assert "Goal: at least 2 × the speed of lm-eval at its best batch size" in page
     assert "**missed** (1.10, in CPU time" in page
     assert page.startswith("# Evaluation, measured")
     assert "Other programs were using the CPU" not in page

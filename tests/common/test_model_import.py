@@ -124,7 +124,9 @@ def test_file_with_wrong_digest_is_refused_and_refetched(
     repository.corrupt_files = {"model.safetensors"}
     error = refusal(1, "models", "import", "hf://org/tiny@main", cwd=folder, **repository.environment(folder / "hf"))
     listed_digest = hashing.sha256_file(tiny / "model.safetensors")
-    assert error["message"].startswith(f"downloaded model.safetensors of hf://org/tiny@{COMMIT}: digest ")
+    assert error["message"].startswith(
+        f"the downloaded file model.safetensors of hf://org/tiny@{COMMIT} has the digest "
+    )
     assert error["message"].endswith(f"; expected {listed_digest[:12]}")
     repository.corrupt_files = set()
     assert (

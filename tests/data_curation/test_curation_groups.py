@@ -70,7 +70,7 @@ def test_unknown_group_field_is_refused_and_rows_without_it_are_counted(write_ro
     _, notes = curate_after(
         write_rows([{**row, "customer": i} if i % 3 else row for i, row in enumerate(rows)]), "out", group_by="customer"
     )
-    assert "50 rows have no customer; each row without it is a separate group" in notes
+    assert "50 rows have no customer; each of these rows is a separate group" in notes
 
 
 def test_groups_split_by_earlier_revisions_are_counted(write_rows, curate_after, read_rows, make_distinct_row):

@@ -100,7 +100,7 @@ def page_text():
         "A sample of 3 of 4 kept rows. ISO 639 codes",
         "contaminated · 6 rows tickets.jsonl:7: shares 15 words with gsm8k.jsonl:17: 3 of 40 n-grams of its question Natalia <sold> clips",
         "tickets.jsonl 3 invalid JSON",
-        "4 in total; quarantine.jsonl lists them all.",
+        "4 in total; quarantine.jsonl lists all of them.",
         "tickets.jsonl 7 4 100.0% 2 1 1,240",
         "b" * 64,
     ],
@@ -174,7 +174,7 @@ def test_charts_have_a_readable_minimum_width():
 def test_long_source_list_is_cut_and_counted():
     many = [Source(uri=f"/data/part-{i:05}.warc.gz", sha256=f"{i:064}", bytes=1) for i in range(5000)]
     page = extract_words(report.render(SUMMARY, many, build_statistics()))
-    assert "The first 40 of 5,000; manifest.json lists them all." in page
+    assert "The first 40 of 5,000 files; manifest.json lists all of them." in page
     assert "part-04999" not in page
 
 

@@ -73,7 +73,7 @@ def test_presets_set_the_size_that_a_recipe_leaves_open() -> None:
     assert [c.recipe.early_stopping for c in (quick, balanced, thorough)] == [None, None, 3]
     assert balanced == choose(rows)
     assert quick.reasons[0] == (
-        "preset quick: at most 1 epoch and max_length of at most 512, unless the recipe sets them"
+        "preset quick: at most 1 epoch and max_length of at most 512, for settings that the recipe omits"
     )
     assert "epochs 6: preset thorough" in thorough.reasons
     assert "early_stopping 3: preset thorough" in thorough.reasons

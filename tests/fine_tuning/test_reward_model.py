@@ -242,7 +242,7 @@ def test_reinforcement_learning_with_a_reward_model_records_its_digest(
 def test_unsuitable_reward_models_are_refused(trained: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"fine_tuning\.grpo\.rewards\[0\]\.model: .* is not a reward model"):
         reward_sources.open_reward_models(build_grpo(tiny, str(tiny)), tiny)
-    with pytest.raises(ConfigurationError, match="no earlier customization of this command trains a reward model"):
+    with pytest.raises(ConfigurationError, match="no earlier customization of the command trains a reward model"):
         reward_sources.open_reward_models(build_grpo(tiny, "previous"), tiny)
     other = tiny_model(tmp_path / "other")
     (other / "chat_template.jinja").write_text("{{ messages }}")

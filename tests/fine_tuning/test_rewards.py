@@ -328,10 +328,10 @@ def log_lines(count: int, **values: float) -> list[dict[str, float]]:
         ({"kl": 1.5}, "the divergence from the reference model is 1.5 nats per token; the limit is 1"),
         ({"answer_tokens": 90.0}, "the mean answer length is 90 tokens; in the first 10 steps it was 20"),
         ({"answer_tokens": 4.0}, "the mean answer length is 4 tokens; in the first 10 steps it was 20"),
-        ({"equal_reward_groups": 0.95}, "all answers to a prompt have the same reward for 95% of the prompts"),
+        ({"equal_reward_groups": 0.95}, "for 95% of the prompts, all answers have the same reward"),
         (
             {"reward": 0.9, "reward_truth": 0.1},
-            "the trained reward rises while truth, which is recorded only, falls",
+            "the trained reward rises while the reward truth, which is only recorded, falls",
         ),
     ],
 )
@@ -402,10 +402,12 @@ def test_alarm_stops_training_and_a_repeated_call_returns_the_model(
     model, notes = tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=25, grpo=settings)
     assert (model.manifest.summary["steps"], model.manifest.summary["validation_loss"]) == (20, 1.0)
     (alarm,) = model.manifest.summary["alarms"]
-    assert alarm["sentence"].startswith("all answers to a prompt have the same reward for 100%")
+    assert alarm["sentence"].startswith("for 100% of the prompts, all answers have the same reward")
     assert (alarm["step"], alarm["learning_rate_factor"]) == (20, 1.0)
-    assert any(note.startswith("training stops: all answers to a prompt have the same reward") for note in notes)
-    assert "Training was stopped by a guard: all answers" in (model.path / "report.html").read_text()
+    assert any(
+        note.startswith("training stops: for 100% of the prompts, all answers have the same reward") for note in notes
+    )
+    assert "A guard stopped the training: for 100% of the prompts" in (model.path / "report.html").read_text()
     assert tune(dataset, tiny, tmp_path, max_steps=30, checkpoint_every=25, grpo=settings)[0].sha256 == model.sha256
 
 

@@ -80,11 +80,12 @@ def test_move_that_is_not_closed_yet_counts_as_a_promotion(
             "Evaluate the model again with this configuration",
         ),
         (
-            "policy entry 3 requires task a; its evaluation does not include one",
+            "policy entry 3 requires task a; its evaluation does not include this task",
             "Evaluate the model again with a configuration that",
         ),
         (
-            "the regression suite (policy entry 3) requires task suite_harmful; its evaluation does not include one",
+            "the regression suite (policy entry 3) requires task suite_harmful; its evaluation does not include this "
+            "task",
             "Evaluate the model with evaluation.suite: default",
         ),
         (

@@ -83,7 +83,10 @@ def test_stricter_evaluation_meets_the_policy(policy: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("policy", "objection"),
     [
-        ({"tasks": [{"name": "ifeval"}]}, "policy entry 7 requires task ifeval; its evaluation does not include one"),
+        (
+            {"tasks": [{"name": "ifeval"}]},
+            "policy entry 7 requires task ifeval; its evaluation does not include this task",
+        ),
         (
             {"tasks": [{"name": "gsm8k", "kind": "lm_eval"}]},
             "policy entry 7 requires task gsm8k of kind lm_eval; its evaluation measured kind generation",
@@ -144,13 +147,14 @@ def test_default_evaluation_contains_the_suite() -> None:
 
 def test_evaluation_without_the_suite_is_refused() -> None:
     assert check_suite(CONTENT) == [
-        "the regression suite (policy entry 7) requires task suite_instructions; its evaluation does not include one"
+        "the regression suite (policy entry 7) requires task suite_instructions; its evaluation does not include this "
+        "task"
     ]
 
 
 def test_evaluation_of_an_earlier_version_has_no_suite() -> None:
     (objection,) = policy_checks.list_suite_objections({"tasks": {}}, "automatic promotion")
-    assert objection.endswith("requires task suite_instructions; its evaluation does not include one")
+    assert objection.endswith("requires task suite_instructions; its evaluation does not include this task")
 
 
 def test_other_items_of_the_suite_are_refused() -> None:
@@ -260,7 +264,7 @@ def test_policy_is_enforced_by_promotion_rollback_deployment_and_audit(versions:
     for version in ("1", "2"):
         promote(NAME, version, reporter=QUIET)
     number = promotion_policy.set_policy(versions, NAME, UNMEASURED, "admin").number
-    objection = f"policy entry {number} requires task gsm8k; its evaluation does not include one"
+    objection = f"policy entry {number} requires task gsm8k; its evaluation does not include this task"
     with pytest.raises(RegistryError, match=objection) as refused:
         promote(NAME, "3", reporter=QUIET)
     assert refused.value.hint.startswith(
@@ -270,7 +274,7 @@ def test_policy_is_enforced_by_promotion_rollback_deployment_and_audit(versions:
         rollback(NAME, reporter=QUIET)
     second = versions.get_model_version(NAME, "2").tags["tuneline.model_sha256"]
     config = ModelRegistryConfig(name=NAME)
-    suite = r"the regression suite \(automatic promotion\) requires task suite_instructions; its evaluation does not include one"
+    suite = r"the regression suite \(automatic promotion\) requires task suite_instructions; its evaluation does not include this task"
     with pytest.raises(RegistryError, match=f"{suite} and {objection}|{objection} and {suite}"):
         auto_promote(config, "3", incumbent_sha256=second, reporter=QUIET)
     assert servable_versions.list_serving_objections(NAME, "2", "champion") == [objection]

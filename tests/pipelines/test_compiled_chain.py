@@ -211,7 +211,7 @@ def test_check_chain_finds_a_missing_source_of_a_later_customization(
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
-        (("rlhf.yaml",), (), "no customization before it trains a reward model"),
+        (("rlhf.yaml",), (), "no earlier customization trains a reward model"),
         (("sft.yaml", "rlhf.yaml"), (), "rlhf.yaml: fine_tuning.grpo.rewards has a reward with model previous"),
         (("sft.yaml", "reward.yaml"), ("--pipeline", "evaluation"), "--pipeline evaluation has 2 configurations"),
         (

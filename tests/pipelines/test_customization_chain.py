@@ -74,7 +74,7 @@ def test_reward_model_of_a_chain_scores_the_answers_of_the_model_before_it(tmp_p
     chain = load_chain(write_chain(tmp_path, {"base_model": "/a"}, {"objective": "reward"}, rewarded), [])
     assert [(link.tuned, link.rewarded_by) for link in chain] == [(None, None), (0, None), (0, 1)]
     assert chain[2].customization.fine_tuning.base_model == "/a"
-    with pytest.raises(ConfigurationError, match=r"1\.yaml: .* no customization before it trains a reward model"):
+    with pytest.raises(ConfigurationError, match=r"1\.yaml: .* no earlier customization trains a reward model"):
         load_chain(write_chain(tmp_path, {"base_model": "/a"}, rewarded), [])
 
 

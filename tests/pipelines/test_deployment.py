@@ -349,7 +349,7 @@ def test_a_canary_is_served_beside_the_champion_and_never_disturbs_it(
 
         registry.delete_registered_model_alias(NAME, "candidate")
         promote(NAME, "3", alias="candidate", force=True, reason="an experiment", reporter=SilentReporter())
-        wait_for("version 3 may answer requests")
+        wait_for("version 3 now also answers client requests")
         assert is_answered_by("3")
 
         wrong = register_wrong_package(registered, tmp_path / "impostor")

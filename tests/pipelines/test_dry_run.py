@@ -503,7 +503,7 @@ def test_requirement_that_the_run_cannot_meet_gives_a_warning(
 ) -> None:
     policy = Policy.model_validate({"tasks": [{"name": "gsm8k"}], "licences": ["mit"]})
     monkeypatch.setattr(policy_report, "find_policy_in_force", lambda _: PolicyInForce(policy, 7))
-    unmet = "policy entry 7 requires task gsm8k; its evaluation does not include one"
+    unmet = "policy entry 7 requires task gsm8k; its evaluation does not include this task"
     licence = "policy entry 7 allows the licences mit; the model states no licence of its base model"
     warnings = estimate()["warnings"]
     assert {f"the model will not be promoted: {clause}" for clause in (unmet, licence)} <= set(warnings)

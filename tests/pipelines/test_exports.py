@@ -127,7 +127,11 @@ def test_bill_of_materials_has_the_known_facts(facts: VersionFacts) -> None:
     assert "pkg" in components, "the pinned packages are missing"
     metrics = model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
     interval = {"lowerBound": "-1.5", "upperBound": "-0.5"}
-    difference = {"type": "held_out.loss, difference to the base model", "value": "-1", "confidenceInterval": interval}
+    difference = {
+        "type": "held_out.loss, difference from the base model",
+        "value": "-1",
+        "confidenceInterval": interval,
+    }
     value = {"type": "held_out.loss", "value": "1"}
     assert metrics == [value, difference, {**value, "slice": "source a"}, {**difference, "slice": "source a"}]
 

@@ -1292,7 +1292,7 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
         "configuration",
         2,
     ),
-    "packaging a base model with triton_packaging.quantization requires a dataset that measures it": (
+    "packaging a base model with triton_packaging.quantization requires a dataset to measure the quantized model": (
         "configuration",
         2,
     ),
@@ -1359,7 +1359,7 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
-    "fine_tuning.grpo.rewards has a reward with model previous, and no customization before it trains a reward model": (
+    "fine_tuning.grpo.rewards has a reward with model previous, but no earlier customization trains a reward model": (
         "configuration",
         2,
     ),
@@ -1668,7 +1668,7 @@ SYNTHESIS_ERRORS = {  # the tests are in tests/pipelines/synthesis
     ),
     "the sources contain no passage: …": ("input", 1),
     "no answer of … passes the checks: …": ("input", 1),
-    "another process writes …/answers.jsonl": ("busy", 1),
+    "another process is writing …/answers.jsonl": ("busy", 1),
     "… of the synthesis in … is missing, or has changed since it was published": ("artifact_damaged", 1),
     "… is not empty and was not written by tuneline synthesize": ("output_occupied", 2),
 }

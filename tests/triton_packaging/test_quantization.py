@@ -131,7 +131,7 @@ def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
     assert result["increase"] == pytest.approx(result["loss"] - result["unquantized_loss"])
     assert result["ci95"][0] <= result["increase"] <= result["ci95"][1] <= result["increase_bound"] <= 0.05
     assert result["weight_bytes"] < 0.6 * result["unquantized_weight_bytes"]
-    assert "The margin is 0.0500" in (first.path / "report.html").read_text(encoding="utf-8")
+    assert "The allowed increase is 0.0500" in (first.path / "report.html").read_text(encoding="utf-8")
 
     folder = first.path / "tuneline"
     parameters = triton_config.read_parameters(folder)
@@ -360,7 +360,7 @@ def test_package_measured_on_another_dataset_is_an_objection(int8_package: Artif
     other = dataset.as_input().model_copy(update={"content_sha256": "e" * 64})
     model = int8_package.manifest.find_input("model")
     assert model
-    for trained_on, name in ((other, "e" * 12), (None, "an unrecorded one")):
+    for trained_on, name in ((other, f"dataset {'e' * 12}"), (None, "an unrecorded dataset")):
         assert evidence.check_package(int8_package, model.content_sha256, trained_on) == [
             UNPROVEN, f"its Triton package used dataset {dataset.sha256[:12]}; the model was trained on {name}"
         ]  # fmt: skip

@@ -33,7 +33,7 @@ class LauncherSettings(StrictModel):
     threads: int = Field(
         0,
         ge=0,
-        description="CPU threads per process; ignored by launchers on the step's machine. 0: the node's cores divided "
+        description="CPU threads per training process; ignored if kind is process. 0: the node's cores divided "
         "by its number of processes.",
     )
     resumes: int = Field(

@@ -96,7 +96,7 @@ def _tokenize(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
         raise InputError(
             f"the model's tokenizer, {type(tokenizer).__name__}, reports no character offsets of its tokens, so the "
             "answers cannot be located",
-            hint="Convert it to a fast tokenizer, which has a tokenizer.json, or use another model.",
+            hint="Convert the tokenizer to a fast tokenizer, which has a tokenizer.json, or use another model.",
         )
     # ByteLevel's trim_offsets excludes white space from offsets. Tokens of the same character have equal offsets.
     encoding = _call_tokenizer(tokenizer, text, return_offsets_mapping=True)

@@ -289,6 +289,6 @@ def _download(offer: SourceContent, folder: Path, reporter: Reporter) -> None:
         if found != expected:
             (folder / name).unlink()
             raise ArtifactDamagedError(
-                f"downloaded {name} of {offer.source}: digest {found[:12]}; expected {expected[:12]}",
+                f"the downloaded file {name} of {offer.source} has the digest {found[:12]}; expected {expected[:12]}",
                 hint="Run the same command again, or report the file to the owner of the model.",
             )

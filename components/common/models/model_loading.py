@@ -292,7 +292,8 @@ def find_tuned_model(source: str, kind: str = "model") -> Artifact | None:
     if kind == "model" and found == artifact_folder.REWARD_MODEL:
         raise ConfigurationError(
             f"{BASE_MODEL_KEY}: {source} is a reward model, which does not predict tokens",
-            hint="Choose its base model, or a model that was trained with an objective other than reward.",
+            hint="Choose the base model of the reward model, or a model that was trained with an objective other than "
+            "reward.",
         )
     if found != kind:
         return None

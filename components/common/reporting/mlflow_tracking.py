@@ -188,7 +188,8 @@ def _translate_errors() -> Iterator[None]:
         file = _get_sqlite_file()
         raise translate_system_error(error, [file.parent] if file else []) or EngineMissingError(
             f"the MLflow server {address} rejected the request: {first_line}",
-            hint="Check MLFLOW_TRACKING_URI or --tracking-uri, and MLFLOW_TRACKING_TOKEN or user and password.",
+            hint="Check MLFLOW_TRACKING_URI or --tracking-uri, and the credentials (MLFLOW_TRACKING_TOKEN, or "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD).",
         ) from error
 
 

@@ -58,7 +58,7 @@ def check_no_password(address: str, hint: str = CREDENTIALS_HINT) -> None:
         shown = url_credentials.mask_credentials(address).partition("?")[0]
         place = f"in the parameter {secrets[0]}" if secrets else "in its address"
         raise ConfigurationError(
-            f"{SOURCES_KEY}: {shown!r} contains a password {place}; it would be readable in the manifest",
+            f"{SOURCES_KEY}: {shown!r} contains a password {place}; the password would be readable in the manifest",
             hint=hint,
         )
 

@@ -31,7 +31,7 @@ def check_program(languages: Sequence[str]) -> None:
     if not shutil.which(PROGRAM):
         raise EngineMissingError(
             f"{OCR_KEY}: tesseract requires the program tesseract, which is not installed",
-            hint=f"Install it, on Debian as the package tesseract-ocr, or set {OCR_KEY} to none.",
+            hint=f"Install tesseract (on Debian, the package tesseract-ocr), or set {OCR_KEY} to none.",
         )
     listed = subprocess.run([PROGRAM, "--list-langs"], capture_output=True, text=True, check=False)
     installed = listed.stdout.split("\n")[1:]
@@ -40,7 +40,8 @@ def check_program(languages: Sequence[str]) -> None:
             found = ", ".join(sorted(filter(None, installed)))
             raise ConfigurationError(
                 f"{OCR_KEY}_languages: {language!r} is not installed; installed: {found}",
-                hint=f"Install it, on Debian as the package tesseract-ocr-{language}, or set another language.",
+                hint=f"Install the language (on Debian, the package tesseract-ocr-{language}), or set another "
+                "language.",
             )
 
 

@@ -35,7 +35,7 @@ class IFEval(TaskSettings):
         "strict, or loose (without markup, first or last line).",
     )
     chat: bool = Field(True, description="Apply the model's chat template. false: send the raw prompt.")
-    max_new_tokens: int = Field(1280, ge=1, description="Maximum answer length in tokens. 1280 as in IFEval.")
+    max_new_tokens: int = Field(1280, ge=1, description="Maximum answer length in tokens. IFEval uses 1280.")
 
 
 class IFEvalTask(Task[IFEval]):

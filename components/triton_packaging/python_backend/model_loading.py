@@ -72,5 +72,6 @@ def check_references(parameters: Mapping[str, str]) -> None:
             first = different[0]
             raise MissingWeightsError(
                 f"the package refers to {first} in {folder}, which has {sizes.get(first, 'no')} bytes; expected "
-                f"{expected[first]} ({len(different)} of {len(expected)} files differ): restore them, or package again"
+                f"{expected[first]} ({len(different)} of {len(expected)} files differ): restore the files, or package "
+                "again"
             )

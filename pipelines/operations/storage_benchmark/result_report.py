@@ -73,7 +73,7 @@ def describe_phases(result: Json) -> dict[str, str]:
     if fio := result["fio"]:
         texts["fio"] = (
             f"utilization {fio['utilization']:.1%} without read-ahead, {fio['fio_utilization']:.1%} with {fio['fio']}: "
-            f"{fio['difference_points']:g} points apart{'' if fio['agrees'] else ' (too far)'}"
+            f"{fio['difference_points']:g} percentage points apart{'' if fio['agrees'] else ' (too far)'}"
         )
     for name, way in (("checkpoint_write", "write"), ("checkpoint_read", "read"), ("model_loading", "read")):
         if phase := result[name]:

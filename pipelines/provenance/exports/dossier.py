@@ -206,14 +206,14 @@ def _list_evaluation(facts: VersionFacts) -> Facts:
         ("verdict", content.get("verdict")),
         ("reasons", " ".join(facts.reasons)),
         ("evaluated items", content.get("items")),
-        *((row[0], f"{row[2]}; difference to the base model {row[5]}") for row in scores),
+        *((row[0], f"{row[2]}; difference from the base model {row[5]}") for row in scores),
     ]
 
 
 def _list_slices(facts: VersionFacts) -> Facts:
     rows = [row for row in hub_card.list_score_rows(facts) if row[1] != "all"]
     found = [
-        (f"{row[0]}, {row[1]}", f"{row[2]}; difference to the base model {row[5]}; {row[6]} items") for row in rows
+        (f"{row[0]}, {row[1]}", f"{row[2]}; difference from the base model {row[5]}; {row[6]} items") for row in rows
     ]
     return found or [("slices", "none: each kind of slice has one group" if facts.evaluation else None)]
 

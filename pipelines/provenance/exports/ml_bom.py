@@ -179,7 +179,7 @@ def _list_metrics(facts: VersionFacts) -> Iterator[JSONObject]:
         yield {"type": name, "value": format_number(score.values.get("candidate")), **part}
         if score.difference is not None:
             metric: JSONObject = {
-                "type": f"{name}, difference to the base model",
+                "type": f"{name}, difference from the base model",
                 "value": format_number(score.difference),
                 **part,
             }

@@ -85,7 +85,7 @@ def test_status_and_erasure_are_readable(home: Path) -> None:
     result = run_in_process("traffic", "erase", "--subject", "jane", cwd=home)
     assert result.returncode == 1
     assert "echo is under a legal hold: its rows remain" in result.stdout
-    assert "is not finished: run it again" in run_in_process("traffic", "status", cwd=home).stdout
+    assert "is not finished: run `tuneline traffic erase` again" in run_in_process("traffic", "status", cwd=home).stdout
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_mistakes_are_explained_and_the_chat_goes_on(
         "/what is not a command",
         "speed is not a setting; expected temperature, top_p, max_tokens, seed",
         "seed is 'fast'; expected a whole number",
-        "has no model 'none'; it has: echo, other",
+        "has no model 'none'; existing models: echo, other",
         "the prompt has 9000 tokens; at most 2048 are allowed",
         "the answer was interrupted: the model failed to answer",
         "* echo\n  other",

@@ -149,7 +149,7 @@ def test_names_are_unique_and_a_missing_key_cannot_be_revoked(tmp_path: Path) ->
     create_key(tmp_path / "keys.yaml", "a", {})
     with pytest.raises(ConfigurationError, match="already has a key"):
         create_key(tmp_path / "keys.yaml", "a", {})
-    with pytest.raises(ConfigurationError, match="it has: a"):
+    with pytest.raises(ConfigurationError, match="existing keys: a"):
         revoke_key(tmp_path / "keys.yaml", "b")
     with pytest.raises(ConfigurationError, match="scopes"):
         create_key(tmp_path / "keys.yaml", "b", {"scopes": ["all"]})

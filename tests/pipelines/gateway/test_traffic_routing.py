@@ -427,5 +427,5 @@ def test_errors_of_the_command_line_name_the_value(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="the route") as caught:
             set_route(tmp_path / "routes.yaml", "tuner", settings)
         assert value in caught.value.message
-    with pytest.raises(ConfigurationError, match="has no route for other; it has: none"):
+    with pytest.raises(ConfigurationError, match="has no route for other; existing routes: none"):
         traffic_routes.clear_routes(tmp_path / "routes.yaml", "other")
