@@ -52,8 +52,8 @@ def _default_rules(metric: str | None = None, chance: float | None = None) -> li
 
 
 def check_quantized_engine(config: EvaluationConfig) -> None:
-    """Check that the engine can measure quantized weights. Raises ConfigurationError for vLLM."""
-    if config.quantization != "none" and config.engine == "vllm":
+    """Check that the engine can measure quantized weights. Raises ConfigurationError for int8 with vLLM."""
+    if config.quantization == "int8" and config.engine == "vllm":
         raise ConfigurationError(
             f"evaluation.engine is vllm, which does not support the {config.quantization} weights of "
             "triton_packaging.quantization",
@@ -82,7 +82,7 @@ class EvaluationConfig(BaseModel):
         description="Inference engine. transformers: any device; vllm: NVIDIA GPUs; "
         "auto: vllm if an NVIDIA GPU is available and vLLM is installed and supports the model, else transformers.",
     )
-    quantization: Literal["none", "int8"] = Field(
+    quantization: Literal["none", "int8", "fp8"] = Field(
         "none",
         exclude_if=lambda value: value == "none",
         description="Weight format in which the candidate is evaluated. Default: triton_packaging.quantization. "
@@ -139,8 +139,8 @@ class EvaluationConfig(BaseModel):
 
     @property
     def requested_engine(self) -> Literal["transformers", "vllm", "auto"]:
-        """The engine for all models: transformers for quantized weights, which are compared with one engine."""
-        return "transformers" if self.quantization != "none" else self.engine
+        """The engine for all models, which must be one; only transformers computes with int8 weights."""
+        return "transformers" if self.quantization == "int8" else self.engine
 
     @model_validator(mode="after")
     def _copy_held_out_keys(self) -> EvaluationConfig:

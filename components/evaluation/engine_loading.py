@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from components.common.models import compute_devices, int8_rounding, model_loading
+from components.common.models import compute_devices, fp8_weights, int8_rounding, model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
 from components.common.runtime.reporters import Reporter
@@ -36,7 +36,7 @@ def open_engines(
     reporter: Reporter,
     engine: EngineName = "auto",
     input_limit: int | None = None,
-    quantization: Literal["none", "int8"] = "none",
+    quantization: Literal["none", "int8", "fp8"] = "none",
 ) -> Generator[tuple[LoadableModel, Engine]]:
     """Yield each model with its engine, the base first if it is given.
 
@@ -51,7 +51,7 @@ def open_engines(
         reporter: Receives the progress.
         engine: The configured engine.
         input_limit: Upper limit of the engines' `max_input_tokens`; None without a limit.
-        quantization: Format of the tuned model's weights, for a language model with the engine transformers.
+        quantization: Format of a tuned language model's weights.
 
     Raises:
         EngineMissingError: `engine` is "vllm", and vLLM is not installed or does not support the model.
@@ -62,7 +62,7 @@ def open_engines(
         yield tuned, RewardEngine(tuned, tokenizer, batch_tokens, input_limit)
         return
     if resolve_engine(engine, tuned) == "vllm":
-        yield from vllm_engine.open_engines(tuned, base, tokenizer, reporter, input_limit)
+        yield from vllm_engine.open_engines(tuned, base, tokenizer, reporter, input_limit, quantization == "fp8")
         return
     loaded = None
     if base:
@@ -82,7 +82,7 @@ def open_engines(
         loaded = None
         gc.collect()
     reporter.step("loading the model" if loaded is None else "attaching the adapter")
-    loaded = load_tuned(tuned, loaded, reporter) if quantization == "none" else load_rounded(tuned)
+    loaded = load_tuned(tuned, loaded, reporter) if quantization == "none" else load_rounded(tuned, quantization)
     tuned_engine = TransformersEngine(loaded, tokenizer, batch_tokens, input_limit)
     yield tuned, tuned_engine
     tuned_engine.close()
@@ -141,16 +141,17 @@ def check_vllm_installed(engine: EngineName) -> bool:
     return installed
 
 
-def load_rounded(tuned: LoadableModel) -> PreTrainedModel:
-    """Return the tuned model with its adapter merged in float32 and its linear layers rounded to int8, as it is packaged.
+def load_rounded(tuned: LoadableModel, quantization: str) -> PreTrainedModel:
+    """Return the tuned model with its adapter merged in float32 and its linear layers rounded as in its package.
 
-    The weights are rounded on the CPU, so that a GPU holds them in the default precision only.
+    With fp8, the inputs of the layers are rounded too. The weights are rounded on the CPU, so that a GPU holds them in the default precision only.
     """
     import torch
 
     loaded = model_loading.load_model(tuned, trainable=True, dtype=torch.float32)
     merged = loaded.merge_and_unload() if tuned.adapter else loaded
-    int8_rounding.round_linear_layers(merged)
+    rounding = int8_rounding if quantization == "int8" else fp8_weights
+    rounding.round_linear_layers(merged)
     for parameter in merged.parameters():  # not the buffers: rotary frequencies stay in float32, as in other models
         parameter.data = parameter.data.to(model_loading.get_default_dtype())
     return merged.to("cuda" if torch.cuda.is_available() else "cpu").eval()
@@ -160,7 +161,7 @@ def check_quantization(config: EvaluationConfig, candidate: LoadableModel) -> No
     """Check that the candidate can be measured with quantized weights, if the configuration requires it.
 
     Raises:
-        ConfigurationError: the engine is vLLM; or the candidate is a reward model or has virtual tokens, so that no package has
+        ConfigurationError: the engine is vLLM and the format int8; or the candidate is a reward model or has virtual tokens, so that no package has
             its quantized weights.
     """
     if config.quantization == "none":

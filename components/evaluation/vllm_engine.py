@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.common.models import compute_devices, model_loading
+from components.common.models import compute_devices, fp8_weights, model_loading
 from components.common.models.adaptations import find_adaptation
 from components.common.models.model_loading import ADAPTER_CONFIG, LoadableModel
 from components.common.runtime.reporters import Reporter
@@ -111,6 +111,7 @@ def open_engines(
     tokenizer: PreTrainedTokenizerBase,
     reporter: Reporter,
     input_limit: int | None = None,
+    quantizes_tuned: bool = False,
 ) -> Iterator[tuple[LoadableModel, Engine]]:
     """Yield each model with its engine, the base first. One model is in memory at a time.
 
@@ -120,6 +121,7 @@ def open_engines(
         tokenizer: The tuned model's tokenizer, which encodes the inputs of both models.
         reporter: Receives the progress.
         input_limit: Upper limit of the engines' `max_input_tokens`; None without a limit.
+        quantizes_tuned: Whether the tuned model gets FP8 weights, as in its package.
     """
     import torch
 
@@ -136,10 +138,15 @@ def open_engines(
             # The adapter is merged in float32, as in packaging. vLLM can serve a separate adapter, but its CPU build
             # 0.32 then fails to return prompt log-probabilities: it computes the adapter's part of the logits for one
             # position per request.
-            if model.adapter:
-                merged = model_loading.load_model(model, dtype=torch.float32).merge_and_unload()
-                merged.to(getattr(torch, dtype)).save_pretrained(folder)
-                del merged
+            is_quantized = quantizes_tuned and model is tuned
+            if model.adapter or is_quantized:
+                loaded = model_loading.load_model(model, dtype=torch.float32)
+                merged = loaded.merge_and_unload() if model.adapter else loaded
+                if is_quantized:
+                    fp8_weights.save_compressed(merged, Path(folder), dtype)
+                else:
+                    merged.to(getattr(torch, dtype)).save_pretrained(folder)
+                del loaded, merged
                 weights = Path(folder)
             llm = importlib.import_module("vllm").LLM(
                 model=str(weights), tokenizer=str(model.tokenizer), dtype=dtype, trust_remote_code=False, seed=0

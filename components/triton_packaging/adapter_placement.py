@@ -159,7 +159,8 @@ def _choose_mode(model: LoadableModel, config: TritonPackagingConfig) -> tuple[M
     backend, kind = BACKENDS[config.backend], str(read_adapter_settings(model).get("peft_type"))
     adaptation = find_adaptation(kind)
     if adaptation is not None and adaptation.is_mergeable:
-        default = backend.default_mode if backend.can_attach(kind) else "merged"
+        is_attachable = backend.can_attach(kind) and config.quantization == "none"
+        default = backend.default_mode if is_attachable else "merged"
         return (default if config.adapter == "auto" else config.adapter), ""
     if not backend.can_attach(kind):
         raise ConfigurationError(

@@ -72,7 +72,8 @@ class TritonPackagingConfig(BaseModel):
     adapter: Literal["auto", "merged", "attached"] = Field(
         "auto",
         description="Merge an adapter into the weights, or attach it when the model is loaded. "
-        "auto: merged for python; attached for vllm, and for adapters that cannot be merged (virtual tokens).",
+        "auto: merged for python and for quantized weights; attached for vllm, and for adapters that cannot be merged "
+        "(virtual tokens).",
     )
     weights: Literal["copied", "referenced"] = Field(
         "copied",
@@ -86,10 +87,11 @@ class TritonPackagingConfig(BaseModel):
         description="Folder or s3://bucket/prefix for a copy of the finished package, for a cluster's Triton server. "
         "The copy is stored under its content digest. Empty: no copy.",
     )
-    quantization: Literal["none", "int8"] = Field(
+    quantization: Literal["none", "int8", "fp8"] = Field(
         "none",
         description="Format of the packaged weights. int8: linear layers and output layer with 8-bit weights, for the "
-        "python backend. Packaging fails if the loss on the test split rises by more than quantization_margin.",
+        "python backend. fp8: linear layers with 8-bit floating-point weights and inputs, for the vllm backend. "
+        "Packaging fails if the loss on the test split rises by more than quantization_margin.",
     )
     quantization_margin: float = Field(
         0.02,
@@ -192,10 +194,14 @@ def check_quantization(config: TritonPackagingConfig, *, is_attached: bool) -> N
     """Check that a package can have quantized weights.
 
     Raises:
-        ConfigurationError: another backend serves the package, its adapter is attached, or its weights are not stored in it.
+        ConfigurationError: another backend serves the package, its adapter is attached, its weights are not stored in it,
+            or vLLM is told to expect another format.
     """
+    backend = {"int8": "python", "fp8": "vllm"}.get(config.quantization)
+    method = config.vllm.quantization
     for found, is_refused, expected in (
-        (f"backend {config.backend}", config.backend != "python", "backend python"),
+        (f"backend {config.backend}", config.backend != backend, f"backend {backend}"),
+        (f"vllm.quantization {method}", method not in ("", "compressed-tensors"), "an empty vllm.quantization"),
         ("an attached adapter", is_attached, "an adapter that is merged"),
         ("weights referenced", config.weights == "referenced", "weights copied"),
     ):

@@ -56,13 +56,13 @@ def copy_contents(
     """Write all contents into a version folder. Attached adapters share one copy of the base weights.
 
     Args:
-        dtype: data type of merged weights: float32 or bfloat16.
+        dtype: data type of merged weights, and of the unquantized weights beside fp8: float32 or bfloat16.
         quantization: format of the weights, as in `triton_packaging.quantization`.
     """
     if quantization == "none":
         weight_files.write_weights(model, version / WEIGHTS_FOLDER, dtype, merged=placement.mode == "merged")
     else:
-        write_quantized_weights(model, version / WEIGHTS_FOLDER)
+        write_quantized_weights(model, version / WEIGHTS_FOLDER, quantization, dtype)
         weight_files.write_tokenizer(model, version / WEIGHTS_FOLDER)
     adapters = {name: f"{ADAPTERS_FOLDER}/{name}" for name in placement.adapters}
     for name, adapted in placement.adapters.items():

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from components.common import significance
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.gate_rules import MIN_QUANTIZATION_ITEMS, QUANTIZATION_CONFIDENCE
-from components.common.models import chat_templates, conversation_rows, model_loading
+from components.common.models import chat_templates, conversation_rows, fp8_weights, model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import ConfigurationError, InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.triton_packaging.config import TritonPackagingConfig
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 BOOTSTRAP_SAMPLES = 2000
@@ -131,8 +132,11 @@ def _can_compute(model: PreTrainedModel) -> bool:
     return True
 
 
-def load_quantized_model(model: LoadableModel) -> PreTrainedModel:
-    """Return the model with its adapter merged in float32 and its linear layers rounded to int8.
+def load_quantized_model(model: LoadableModel, quantization: str) -> PreTrainedModel:
+    """Return the model with its adapter merged in float32 and its linear layers quantized.
+
+    Args:
+        quantization: "int8" or "fp8"; fp8 also rounds the inputs of the layers.
 
     Raises:
         QuantizationError: the model has no linear layer.
@@ -140,6 +144,9 @@ def load_quantized_model(model: LoadableModel) -> PreTrainedModel:
     from components.triton_packaging.python_backend.int8_layers import replace_linear_layers
 
     loaded = load_merged_model(model)
+    if quantization == "fp8":
+        fp8_weights.round_linear_layers(loaded)
+        return loaded
     if not replace_linear_layers(loaded, stores_weights=True):
         raise QuantizationError(
             f"the {loaded.config.model_type} model has no linear layer to quantize; expected at least one",
@@ -156,16 +163,22 @@ def load_merged_model(model: LoadableModel) -> PreTrainedModel:
     return loaded.merge_and_unload() if model.adapter else loaded
 
 
-def write_quantized_weights(model: LoadableModel, folder: Path) -> None:
+def write_quantized_weights(model: LoadableModel, folder: Path, quantization: str, dtype: str) -> None:
     """Write the quantized weights and the configuration with which transformers loads them.
 
-    Other tensors are stored in bfloat16 if that is exact, and otherwise in float32.
+    Args:
+        quantization: "int8" or "fp8".
+        dtype: data type of the other tensors with fp8. With int8, they are stored in bfloat16 if that is exact, and
+            otherwise in float32.
     """
     import torch
 
     from components.triton_packaging.python_backend.int8_layers import METHOD
 
-    quantized = load_quantized_model(model)
+    if quantization == "fp8":
+        fp8_weights.save_compressed(load_merged_model(model), folder, dtype)
+        return
+    quantized = load_quantized_model(model, quantization)
     for parameter in quantized.parameters():
         if parameter.dtype == torch.float32 and torch.equal(parameter.bfloat16().float(), parameter):
             parameter.data = parameter.data.bfloat16()
@@ -188,15 +201,12 @@ def compare_with_unquantized(
 
     Args:
         version: version folder of the package.
-        parameters: parameters of its config.pbtxt.
+        parameters: weights_folder, context and dtype of the package, as strings.
 
     Raises:
         QuantizationError: a loss is not finite, or the bound of the increase exceeds the margin.
         InputError: the test split has too few rows with an answer.
     """
-    from components.triton_packaging.python_backend.int8_layers import pack_int8_layers
-    from components.triton_packaging.python_backend.model_loading import load_model
-
     device = model_loading.prepare_torch(seed)
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
     max_length = min(MAX_ITEM_TOKENS, int(parameters["context"]))
@@ -208,9 +218,7 @@ def compare_with_unquantized(
     before_losses = _compute_losses(before, items, reporter)
     del before
     reporter.step("loss of the quantized model")
-    after, _, _ = load_model(version, parameters, device)
-    if device.type == "cpu":
-        pack_int8_layers(after)
+    after = _load_package(version, parameters, config.quantization, device)
     losses = _compute_losses(after, items, reporter)
     check_losses(before_losses, items, "unquantized")
     check_losses(losses, items, "quantized")
@@ -238,6 +246,28 @@ def compare_with_unquantized(
     )
     _check_margin(result)
     return result
+
+
+def _load_package(
+    version: Path, parameters: Mapping[str, str], quantization: str, device: torch.device
+) -> PreTrainedModel:
+    """Return the packaged model: int8 as the python backend loads it, fp8 as transformers computes it in place of vLLM."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if quantization == "fp8":
+        dtype = getattr(torch, parameters["dtype"]) if device.type == "cuda" else torch.float32
+        packaged: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            version / parameters["weights_folder"], dtype=dtype, trust_remote_code=False
+        )
+        return packaged.to(device).eval()
+    from components.triton_packaging.python_backend.int8_layers import pack_int8_layers
+    from components.triton_packaging.python_backend.model_loading import load_model
+
+    loaded, _, _ = load_model(version, parameters, device)
+    if device.type == "cpu":
+        pack_int8_layers(loaded)
+    return loaded
 
 
 def _check_margin(result: QuantizationResult) -> None:

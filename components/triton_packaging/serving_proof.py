@@ -39,6 +39,9 @@ AnswerRecord = dict[str, str | int]
 # Integer inputs turn float noise of 1e-7 into a step of rounding: with the first golden prompts, SmolLM2's logits differed
 # by up to 1.5e-2 (a tiny model's by a standard deviation of 6e-4). Each of two logits can move by that much.
 INT8_TIE_LOGITS = 2 * 1.5e-2
+# FP8 inputs have larger steps: with 328 tokens of a random model with two layers, log-probabilities of vLLM 0.32 on a CPU
+# differed from transformers' by up to 0.20 (mean 0.003), although all greedy tokens were equal.
+FP8_TIE_LOGITS = 2 * 0.2
 TIMINGS = ("ready_seconds", "tokens_per_second", "memory_mib")  # differ between two proofs of one package
 
 
@@ -154,13 +157,15 @@ def generate_references(
 
     device = model_loading.prepare_torch(seed)
     torch_dtype = getattr(torch, dtype) if device.type == "cuda" else torch.float32
-    is_packed = False
+    tie_logits = -1.0
     if config.quantization == "none":
         original = model_loading.load_model(model, dtype=torch_dtype).to(device)
     else:
-        original = quantization.load_quantized_model(model).to(device, torch_dtype)
-        if device.type == "cpu":
-            is_packed = pack_int8_layers(original)
+        original = quantization.load_quantized_model(model, config.quantization).to(device, torch_dtype)
+        if config.quantization == "int8" and device.type == "cpu":
+            tie_logits = INT8_TIE_LOGITS if pack_int8_layers(original) else -1.0
+        elif config.quantization == "fp8":
+            tie_logits = FP8_TIE_LOGITS
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
     bos = tokenizer.bos_token or ""
     adds_bos = bool(bos) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
@@ -184,7 +189,7 @@ def generate_references(
         tokens = output.sequences[0, ids.shape[1] :]
         prefixes = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
         ties = [
-            (dtype == "bfloat16" and is_rounding_tie(logits[0])) or (is_packed and is_int8_tie(logits[0]))
+            (dtype == "bfloat16" and is_rounding_tie(logits[0])) or is_input_tie(logits[0], tie_logits)
             for logits in output.logits
         ]
         rendered = chat_templates.render_conversation(tokenizer, messages, prompt=True)
@@ -211,16 +216,17 @@ def is_rounding_tie(logits: torch.Tensor) -> bool:
     return best - second <= 2 * spacing * max(abs(best), abs(second))
 
 
-def is_int8_tie(logits: torch.Tensor) -> bool:
-    """Return whether the rounding of int8 layers' inputs can swap the two highest logits.
+def is_input_tie(logits: torch.Tensor, tie_logits: float) -> bool:
+    """Return whether the rounding of quantized layers' inputs can swap the two highest logits.
 
     Args:
         logits: the logits of one token, (vocabulary,).
+        tie_logits: largest change of a difference of two logits by this rounding; -1 if inputs are not rounded.
     """
     import torch
 
     best, second = (float(value) for value in torch.topk(logits.float(), 2).values)
-    return best - second <= INT8_TIE_LOGITS
+    return best - second <= tie_logits
 
 
 def _request_all(

@@ -92,7 +92,7 @@ def package(
             quantized = quantization.compare_with_unquantized(
                 model,
                 output / config.model_name / VERSION,
-                triton_config.read_parameters(output / config.model_name),
+                _read_served_parameters(output / config.model_name, config),
                 measured_dataset,
                 config,
                 seed=seed,
@@ -197,6 +197,15 @@ def write_repository(
     for each in list_model_folders(output, config):
         weight_files.make_readable(each)
     return folder
+
+
+def _read_served_parameters(folder: Path, config: TritonPackagingConfig) -> dict[str, str]:
+    """Return the parameters of a package's config.pbtxt, with the folder of the weights and the context for vLLM."""
+    parameters = triton_config.read_parameters(folder)
+    if config.backend == "vllm":
+        context = vllm_package.read_arguments(folder / VERSION)["max_model_len"]
+        parameters |= {"weights_folder": package_contents.WEIGHTS_FOLDER, "context": str(context)}
+    return parameters
 
 
 def list_model_folders(output: Path, config: TritonPackagingConfig) -> list[Path]:

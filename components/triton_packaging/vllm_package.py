@@ -67,6 +67,12 @@ def write_vllm_files(
     write_json(version / MODEL_FILENAME, arguments)
 
 
+def read_arguments(version: Path) -> dict[str, object]:
+    """Return the content of model.json in a version folder."""
+    arguments: dict[str, object] = json.loads((version / MODEL_FILENAME).read_text(encoding="utf-8"))
+    return arguments
+
+
 def resolve_serving_path(config: TritonPackagingConfig, path: str) -> str:
     """Return an absolute path unchanged; make a path in the version folder relative to the package's folder."""
     return path if path.startswith("/") else f"{config.model_name}/1/{path}"

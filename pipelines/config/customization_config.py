@@ -278,7 +278,7 @@ def load_customization(
 
 
 def _check_evaluated_weights(config: Customization) -> None:
-    """Check that the gate judges the weights that a package for the python backend contains."""
+    """Check that the gate judges the weights that a package contains."""
     evaluated, packaged = config.evaluation.quantization, config.triton_packaging.quantization
     if evaluated != packaged and not config.fine_tuning.objective_spec.scores_answers:
         raise ConfigurationError(
@@ -337,7 +337,7 @@ def check_consistency(config: Customization, *, can_promote: bool = True) -> Non
         if not adaptation.is_mergeable or tuning.merge:
             check_quantization(packaging, is_attached=not adaptation.is_mergeable and not adaptation.trains_all_weights)
             continue
-        attached_automatically = is_vllm and adaptation.is_servable_by_vllm
+        attached_automatically = is_vllm and adaptation.is_servable_by_vllm and packaging.quantization == "none"
         attached = {"attached": True, "merged": False, "auto": attached_automatically}[packaging.adapter]
         check_quantization(packaging, is_attached=attached)
         if packaging.weights == "referenced" and not attached:

@@ -243,7 +243,15 @@ def test_task_file_is_resolved_from_the_configuration_folder(tmp_path: Path) -> 
         (["triton_packaging.quantization=int8", "triton_packaging.backend=vllm"], "with backend vllm"),
         (["triton_packaging.quantization=int8", "triton_packaging.adapter=attached"], "with an attached adapter"),
         (["triton_packaging.quantization=int8", "fine_tuning.adaptation=p_tuning"], "with an attached adapter"),
-        (["triton_packaging.quantization=fp8"], "int8"),
+        (["triton_packaging.quantization=fp8"], "with backend python; expected backend vllm"),
+        (
+            [
+                "triton_packaging.quantization=fp8",
+                "triton_packaging.backend=vllm",
+                "triton_packaging.vllm.quantization=awq",
+            ],
+            "with vllm.quantization awq",
+        ),
         (["triton_packaging.quantization=int8", "evaluation.engine=vllm"], "does not support the int8 weights"),
         (["triton_packaging.quantization=int8", "evaluation.quantization=none"], "expected equal values"),
         (["evaluation.quantization=int8"], "expected equal values"),
@@ -260,6 +268,9 @@ def test_evaluation_follows_the_quantization_of_the_package() -> None:
     config = load_customization(None, ["triton_packaging.quantization=int8"])
     assert config.evaluation.quantization == "int8"
     assert config.set("triton_packaging.quantization", "none").evaluation.quantization == "none"
+    fp8 = load_customization(None, ["triton_packaging.quantization=fp8", "triton_packaging.backend=vllm"])
+    check_consistency(fp8)  # the adapter is merged, not attached
+    assert fp8.set("evaluation.engine", "vllm").evaluation.requested_engine == "vllm"
     config = load_customization(None, ["triton_packaging.quantization=int8", "fine_tuning.objective=reward"])
     assert config.evaluation.quantization == "none"  # a reward model is not packaged
 

@@ -14,7 +14,7 @@ from components.triton_packaging.serving_proof import (
     ReferenceAnswer,
     ServerAnswer,
     generate_references,
-    is_int8_tie,
+    is_input_tie,
     is_rounding_tie,
     match_answer,
 )
@@ -58,9 +58,9 @@ def test_rounding_tie_depends_on_bfloat16_resolution() -> None:
     assert not is_rounding_tie(torch.tensor([20.0, 19.0, 1.0]))
 
 
-def test_int8_tie_has_an_absolute_limit() -> None:
-    assert is_int8_tie(torch.tensor([20.0, 19.98, 1.0]))
-    assert not is_int8_tie(torch.tensor([20.0, 19.96, 1.0]))
+def test_tie_of_rounded_inputs_has_an_absolute_limit() -> None:
+    assert is_input_tie(torch.tensor([20.0, 19.98, 1.0]), serving_proof.INT8_TIE_LOGITS)
+    assert not is_input_tie(torch.tensor([20.0, 19.96, 1.0]), serving_proof.INT8_TIE_LOGITS)
 
 
 def test_int8_reference_has_ties_where_its_logits_are_close(
@@ -76,6 +76,18 @@ def test_int8_reference_has_ties_where_its_logits_are_close(
     monkeypatch.setattr(serving_proof, "INT8_TIE_LOGITS", -1.0)
     [reference] = generate_references(adapted_model, config, "float32", 1, SilentReporter())
     assert not any(reference.rounding_ties)
+
+
+def test_fp8_reference_has_ties_where_its_logits_are_close(
+    adapted_model: LoadableModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TritonPackagingConfig(
+        backend="vllm", quantization="fp8", golden_prompts=["What is a list?"], golden_max_tokens=8
+    )
+    for limit, expected in ((1e9, True), (-1.0, False)):
+        monkeypatch.setattr(serving_proof, "FP8_TIE_LOGITS", limit)
+        [reference] = generate_references(adapted_model, config, "float32", 1, SilentReporter())
+        assert set(reference.rounding_ties) == {expected}
 
 
 def test_float32_reference_has_no_rounding_ties(adapted_model: LoadableModel) -> None:

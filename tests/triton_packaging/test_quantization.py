@@ -1,4 +1,4 @@
-"""Packages with int8 weights: arithmetic, contents, comparison with the unquantized model, and refusals."""
+"""Packages with int8 and fp8 weights: arithmetic, contents, comparison with the unquantized model, and refusals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from components.common import pipeline_step
 from components.common.artifacts import artifact_folder
@@ -137,7 +140,7 @@ def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
     parameters = triton_config.read_parameters(folder)
     assert parameters["quantization"] == "int8"
     packaged, _, _ = load_model(folder / "1", parameters, torch.device("cpu"))
-    expected = quantization.load_quantized_model(adapted_model)
+    expected = quantization.load_quantized_model(adapted_model, "int8")
     ids = torch.arange(3, 60).unsqueeze(0)
     with torch.inference_mode():
         assert torch.equal(packaged(ids).logits, expected(ids).logits)
@@ -145,15 +148,56 @@ def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
 
 
 def test_evaluated_weights_are_the_packaged_weights(adapted_model: LoadableModel) -> None:
-    packaged = quantization.load_quantized_model(adapted_model)
+    packaged = quantization.load_quantized_model(adapted_model, "int8")
     for module in list(packaged.modules()):
         for name, layer in list(module.named_children()):
             if isinstance(layer, Int8Linear):
                 setattr(module, name, layer.restore())
-    evaluated = engine_loading.load_rounded(adapted_model).state_dict()
+    evaluated = engine_loading.load_rounded(adapted_model, "int8").state_dict()
     stored = packaged.state_dict()
     assert stored.keys() == evaluated.keys()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in evaluated.items())
+
+
+def test_fp8_package_contains_the_evaluated_weights(
+    adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path
+) -> None:
+    config = TritonPackagingConfig(backend="vllm", quantization="fp8", quantization_margin=0.05, prove=False)
+    with pytest.raises(QuantizationError, match="the fp8 model has a loss of"):  # random weights are sensitive
+        package(adapted_model, tmp_path / "refused", config, seed=1, reporter=SilentReporter(), dataset=dataset)
+    config = config.model_copy(update={"quantization_margin": 0.5})
+    first, second = (
+        package(adapted_model, tmp_path / name, config, seed=1, reporter=SilentReporter(), dataset=dataset)
+        for name in ("one", "two")
+    )
+    assert first.sha256 == second.sha256
+    result = first.manifest.summary["quantization"]
+    assert (result["scheme"], result["items"]) == ("fp8", 12)
+    assert result["increase"] == pytest.approx(result["loss"] - result["unquantized_loss"])
+    assert result["weight_bytes"] < result["unquantized_weight_bytes"]
+
+    version = first.path / "tuneline" / "1"
+    arguments = json.loads((version / "model.json").read_text(encoding="utf-8"))
+    assert "quantization" not in arguments  # vLLM reads it from config.json
+    assert "enable_lora" not in arguments
+    settings = json.loads((version / "weights" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    assert (settings["quant_method"], settings["format"], settings["ignore"]) == (
+        "compressed-tensors",
+        "float-quantized",
+        ["lm_head"],
+    )
+    dtypes = {name: tensor.dtype for name, tensor in load_file(version / "weights" / "model.safetensors").items()}
+    layer = "model.layers.0.mlp.up_proj"
+    assert (dtypes[f"{layer}.weight"], dtypes[f"{layer}.weight_scale"]) == (torch.float8_e4m3fn, torch.float32)
+    assert dtypes["model.embed_tokens.weight"] == torch.float32
+
+    loaded = AutoModelForCausalLM.from_pretrained(version / "weights", dtype=torch.float32)
+    ids = torch.arange(3, 60).unsqueeze(0)
+    with torch.inference_mode():
+        logits = loaded(ids).logits
+        assert torch.equal(logits, quantization.load_quantized_model(adapted_model, "fp8")(ids).logits)
+        assert torch.equal(logits, engine_loading.load_rounded(adapted_model, "fp8")(ids).logits)
+        assert not torch.equal(logits, quantization.load_merged_model(adapted_model)(ids).logits)
 
 
 def test_rounded_model_keeps_its_buffers_in_float32(
@@ -161,7 +205,7 @@ def test_rounded_model_keeps_its_buffers_in_float32(
 ) -> None:
     """Rotary frequencies in bfloat16 would change the answers to long rows."""
     monkeypatch.setattr(model_loading, "get_default_dtype", lambda: torch.bfloat16)
-    model = engine_loading.load_rounded(adapted_model)
+    model = engine_loading.load_rounded(adapted_model, "int8")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
     assert frequencies
@@ -240,7 +284,7 @@ def test_model_without_linear_layers_is_refused(
     model = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"), modules=lambda: [torch.nn.Embedding(2, 2)])
     monkeypatch.setattr(quantization, "load_merged_model", lambda _: model)
     with pytest.raises(QuantizationError, match="the gpt2 model has no linear layer to quantize"):
-        quantization.write_quantized_weights(base_model, tmp_path)
+        quantization.write_quantized_weights(base_model, tmp_path, "int8", "float32")
 
 
 def test_too_few_test_rows_are_refused(adapted_model: LoadableModel, tmp_path: Path) -> None:
@@ -282,6 +326,12 @@ def test_package_without_dataset_is_refused(adapted_model: LoadableModel, tmp_pa
     ("settings", "message"),
     [
         ({"backend": "vllm"}, "with backend vllm; expected backend python"),
+        ({"quantization": "fp8"}, "is fp8, with backend python; expected backend vllm"),
+        ({"quantization": "fp8", "backend": "vllm", "adapter": "attached"}, "is fp8, with an attached adapter"),
+        (
+            {"quantization": "fp8", "backend": "vllm", "vllm": {"quantization": "awq"}},
+            r"with vllm\.quantization awq; expected an empty vllm\.quantization",
+        ),
         ({"adapter": "attached"}, "with an attached adapter; expected an adapter that is merged"),
         ({"weights": "referenced"}, "with weights referenced; expected weights copied"),
     ],
@@ -315,6 +365,11 @@ def test_estimated_size_is_that_of_the_embedded_model() -> None:
     shape = ModelShape(134_515_008, 0, 0, layers=30, hidden=576, intermediate=1536, vocabulary=49_152)
     estimate = resource_formulas.estimate_repository_bytes(shape, gpu=False, quantization="int8")
     assert estimate == pytest.approx(192_044_704, rel=0.01)  # measured
+    # fp8: 220,232,592 bytes were measured; the estimate counts the output layer, which shares the weights of the input
+    # embedding, a second time.
+    shared = replace(shape, embedding=28_311_552)
+    estimate = resource_formulas.estimate_repository_bytes(shared, gpu=False, quantization="fp8")
+    assert estimate - 3 * shared.embedding == pytest.approx(220_232_592, rel=0.01)
 
 
 UNPROVEN = "its Triton package is unproven"

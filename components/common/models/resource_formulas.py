@@ -263,11 +263,16 @@ def estimate_repository_bytes(shape: ModelShape, *, gpu: bool, quantization: str
     """Return the size of the weights in a Triton model repository; bfloat16 for a GPU.
 
     int8: one byte for each weight, those of the output layer included, and two for each of the input embedding.
+    fp8: one byte for each weight, without the input embedding and the output layer, which are counted separately even if
+    they share their weights.
     """
+    full = BFLOAT16_BYTES if gpu else FLOAT32_BYTES
+    if quantization == "fp8":
+        return shape.parameters + (full - 1) * (shape.embedding + shape.vocabulary * shape.hidden)
     if quantization == "int8":
         table = shape.vocabulary * shape.hidden  # of the input embedding and of the output layer
         return shape.parameters - shape.embedding + BFLOAT16_BYTES * table
-    return shape.parameters * (BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
+    return shape.parameters * full
 
 
 def estimate_loading_memory(shape: ModelShape, *, processes: int, sharded: bool, full: bool) -> int:
