@@ -9,6 +9,7 @@ from typing import Any
 
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.reporting import html_report
+from components.common.reporting.mlflow_tracking import flatten
 from components.common.runtime.counts import format_count
 from components.fine_tuning import sample_answers
 from components.fine_tuning.config import Recipe
@@ -110,6 +111,7 @@ def render_report(
     ]
     if summary["stopped_early"]:
         sentences.append("Training stopped early: the validation loss no longer decreased.")
+    settings = [[name, str(value)] for name, value in flatten(config.model_dump()).items()]
     sections = {
         "Summary": html_report.render_tiles(metrics) + html_report.render_paragraph(" ".join(sentences)),
         "Sources": _render_sources(summary["sources"]) if summary["sources"] else "",
@@ -136,7 +138,7 @@ def render_report(
         )
         + html_report.render_table(["metric", "value"], [list(item) for item in speed.items()]),
         "Compute settings": "".join(html_report.render_paragraph(reason) for reason in summary["choices"]),
-        "Recipe": html_report.render_table(["setting", "value"], [[k, str(v)] for k, v in config.model_dump().items()]),
+        "Recipe": html_report.render_table(["setting", "value"], settings),
         "Inputs": html_report.render_table(
             ["kind", "digest", "location"], [[i.kind, i.content_sha256, i.uri] for i in inputs]
         ),

@@ -259,7 +259,7 @@ def _render_lineage(links: Sequence[Record], revision: Record) -> str:
         shown.update(children[sha256])
     note = f"Dataset version {revision['tag']}, commit {revision['rev']}. Each digest is the SHA-256 of the content; "
     return html_report.render_tree("", children, label) + html_report.render_paragraph(
-        f"{note}`tuneline lineage` verifies the digests.", "soft"
+        f"{note}tuneline lineage verifies the digests.", "soft"
     )
 
 

@@ -72,3 +72,28 @@ def test_wide_content_is_reachable_by_keyboard_and_announces_scrolling() -> None
     assert html_report.SCROLL_HINT in plot
     assert all('tabindex="0"' in element for element in (plot, table))
     assert re.search(r"@media print \{.*\.scroll, figure \{ overflow: visible", html_report.STYLESHEET)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, None], 'td class="n"'),
+        (["12.5%", "+0.0050"], 'td class="n"'),
+        ([None, None], 'td class="n"'),
+        (["2.13.0", "1.0"], "td"),
+        (["a sentence that is long enough to be read in lines", "short"], 'td class="wide"'),
+        ([0.5, "a" * 64], "td"),  # a digest beside a number: wrapped digests are read from the left
+    ],
+)
+def test_cells_are_aligned_by_the_content_of_their_column(values: list[object], expected: str) -> None:
+    table = html_report.render_table(["name", "value"], [["a", value] for value in values])
+    assert table.count(f"<{expected}>") == (2 if expected != "td" else 4)
+
+
+def test_steps_and_counts_have_whole_numbers_on_their_axes() -> None:
+    lines = html_report.plot_lines({"loss": ([1, 2], [3, 4])}, x="step", y="loss", caption="Loss.")
+    counts = html_report.plot_bars({"a": 1, "b": 0}, x="rows", caption="Rows.")
+    empty = html_report.plot_bars({"a": 0}, x="rows", caption="Rows.")
+    assert "1.25" not in lines
+    assert "0.2" not in re.findall(r">([\d.−]+)</text>", counts)
+    assert set(re.findall(r">([\d.−]+)</text>", empty)) == {"0", "1"}

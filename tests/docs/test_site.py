@@ -83,3 +83,7 @@ def test_site_builds_without_warnings_and_loads_nothing_from_the_network(tmp_pat
     assert [path.name for path in tmp_path.rglob("*.html") if loaded.search(path.read_text(encoding="utf-8"))] == []
     assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
     assert (tmp_path / "repository" / "CONTRIBUTING.html").exists()
+    configuration = (tmp_path / "reference" / "configuration.html").read_text(encoding="utf-8")
+    assert "<td><code>data_<wbr>curation.<wbr>sources</code></td>" in configuration, "long keys may break between parts"
+    index = (tmp_path / "search" / "search_index.json").read_text(encoding="utf-8")
+    assert "data_curation.max_other_kind_share" in index, "the search finds whole keys"

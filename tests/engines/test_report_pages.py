@@ -18,6 +18,7 @@ WIDTH = 400
 def test_long_names_do_not_widen_a_report(new_tab: Callable[[], Page], tmp_path: Path) -> None:
     sections = {
         "Paragraph": html_report.render_paragraph(LONG, "soft"),
+        "List": f"<ul><li>{LONG}</li></ul>",
         "Tiles": html_report.render_tiles({LONG: 0.5}),
         "Table": html_report.render_table(["name", LONG], [[LONG, LONG]]),
         "Cards": html_report.render_cards({LONG: LONG}, LONG),

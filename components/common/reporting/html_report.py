@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import PathPatch
 
+NUMBER_PATTERN = re.compile(r"[+−-]?\d[\d,]*(\.\d+)?%?")
+WIDE_TEXT = 40  # characters; a shorter text may wrap after each word
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{40,64}(\+changes)?")
 PLOT_COLOUR = "#4472b0"
 # Each has a contrast of 3:1 with white (WCAG 2.2, 1.4.11).
@@ -31,16 +33,16 @@ dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1re
 .scroll { overflow-x: auto; background: linear-gradient(90deg, var(--paper) 40%, transparent) left / 2rem 100% local, linear-gradient(270deg, var(--paper) 40%, transparent) right / 2rem 100% local, linear-gradient(90deg, var(--shade), transparent) left / .7rem 100%, linear-gradient(270deg, var(--shade), transparent) right / .7rem 100%; background-repeat: no-repeat }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font-size: .85rem }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: .8rem; margin: .6rem 0 1.8rem }
+.scroll + .scroll { margin-top: 1.5rem } td.wide { min-width: 10.5rem; overflow-wrap: anywhere } td.n + td:not(.n), th.n + th:not(.n) { padding-left: .7rem } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font-size: .85rem }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(13.5rem, 1fr)); gap: .8rem; margin: .6rem 0 1.8rem }
 .card { background: var(--wash); border-radius: .5rem; padding: .6rem .9rem } .card h3, h3.prompt { overflow-wrap: anywhere; font-size: .85rem; color: var(--soft); margin: 0 0 .3rem; font-weight: 600 }
 ul.tree, ul.tree ul { list-style: none; margin: 0; padding-left: 1.1rem; border-left: 1px solid var(--line) } ul.tree { padding-left: 0; border: 0 } ul.tree li { margin: .5rem 0 }
 ul.tree b { margin-right: .4rem } ul.tree code { font-size: .85rem }
 code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 40rem; height: auto; display: block }
-figure { overflow-x: auto } p { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem } td pre { min-width: 15rem }
-td:first-child:not(.n) { overflow-wrap: anywhere; min-width: 11rem } .scroll:focus-visible, figure:focus-visible { outline: 2px solid var(--link) }
+figure { overflow-x: auto } p, li { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem } td pre { min-width: 15rem }
+td:first-child:not(.n) { overflow-wrap: anywhere; min-width: 11rem } @media screen and (min-width: 60rem) { td:first-child:not(.n) { min-width: 13rem } } .scroll:focus-visible, figure:focus-visible { outline: 2px solid var(--link) }
 .hint { display: none } @media screen and (max-width: 43rem) { .hint { display: block; position: sticky; left: 0; color: #5c6575; font-size: .85rem; padding: .4rem .7rem } dl.facts { grid-template-columns: 1fr; gap: 0 } dl.facts dd { margin-bottom: .5rem } }
-@media print { body { max-width: none; margin: 0; font-size: 10pt } .scroll, figure { overflow: visible; background: none } figure svg { min-width: 0 } tr, figure, .card, .tile { break-inside: avoid } h2, h3 { break-after: avoid } td code { min-width: 0; overflow-wrap: anywhere } }
+@media print { body { max-width: none; margin: 0; font-size: 10pt } .scroll, figure { overflow: visible; background: none } figure svg { min-width: 0 } tr, figure, .card, .tile { break-inside: avoid } h2, h3 { break-after: avoid } td code, td.wide { min-width: 0; overflow-wrap: anywhere } }
 """
 SCROLL_HINT = '<span class="hint">Scroll sideways to see the whole plot →</span>'
 
@@ -91,11 +93,8 @@ def render_link(text: str, address: str) -> str:
 
 
 def render_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table of escaped cells; columns with numbers are right-aligned."""
-    classes = [
-        ' class="n"' if any(isinstance(row[i], int | float) and not isinstance(row[i], bool) for row in rows) else ""
-        for i in range(len(head))
-    ]
+    """Return a table of escaped cells: columns of numbers are right-aligned, and columns of sentences have a minimum width."""
+    classes = [_classify_column([row[i] for row in rows]) for i in range(len(head))]
 
     def render_row(tag: str, values: Sequence[object]) -> str:
         cells = (f"<{tag}{cls}>{format_value(value)}</{tag}>" for cls, value in zip(classes, values, strict=True))
@@ -103,6 +102,18 @@ def render_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
     lines = "".join(render_row("td", row) for row in rows)
     return f'<div class="scroll" role="region" aria-label="Table" tabindex="0"><table>{render_row("th", head)}{lines}</table></div>'
+
+
+def _classify_column(values: Sequence[object]) -> str:
+    texts = [value for value in values if isinstance(value, str)]
+    longest = max((len(line) for text in texts for line in text.splitlines()), default=0)
+    if longest > WIDE_TEXT:
+        return "" if any(DIGEST_PATTERN.fullmatch(text) for text in texts) else ' class="wide"'
+    if any(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return ' class="n"'
+    known = [value for value in values if value is not None]
+    is_numeric = bool(values) and all(isinstance(v, str) and NUMBER_PATTERN.fullmatch(v) for v in known)
+    return ' class="n"' if is_numeric else ""
 
 
 def format_value(value: object) -> str:
@@ -163,6 +174,8 @@ def plot_lines(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], *,
     figure, axes = _create_figure()
     for name, (xs, ys) in series.items():
         axes.plot(xs, ys, marker="o" if len(xs) < 30 else None, markersize=3.5, label=name)
+    if all(float(step).is_integer() for xs, _ in series.values() for step in xs):
+        _use_whole_ticks(axes)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.legend(frameon=False)
@@ -181,8 +194,9 @@ def plot_bars(values: Mapping[str, float], *, x: str, caption: str, colours: Map
     bar_colours = [(colours or {}).get(name, PLOT_COLOUR) for name in values]
     bars = axes.barh(list(values), list(values.values()), color=bar_colours)
     axes.bar_label(bars, fmt="{:,.0f}", padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.set_ylim(max(len(values), 1) - 0.4, -0.6)
+    axes.set_xlim(0, 1.12 * max(values.values(), default=0) or 1)
+    _use_whole_ticks(axes)
     axes.set_xlabel(x)
     return _render_svg(figure, caption)
 
@@ -202,7 +216,14 @@ def plot_stacked_bars(
     starts = dict.fromkeys(bars, 0.0)
     for number, part in enumerate(parts):
         lengths = [bars[name].get(part, 0.0) for name in bars]
-        axes.barh(list(bars), lengths, left=list(starts.values()), height=0.6, color=f"C{number}", label=part)
+        axes.barh(
+            list(bars),
+            lengths,
+            left=list(starts.values()),
+            height=0.6,
+            color=LINE_COLOURS[number % len(LINE_COLOURS)],
+            label=part,
+        )
         starts = {name: starts[name] + length for name, length in zip(bars, lengths, strict=True)}
     for name, total in starts.items():
         axes.annotate(format_number(total, 3), (total, name), xytext=(4, 0), textcoords="offset points", va="center")
@@ -266,7 +287,7 @@ def plot_flow(
             column_of[name], tops[name], lowest = number, top, min(lowest, top - size)
             colour = colours.get(name, PLOT_COLOUR)
             axes.add_patch(Rectangle((number, top - size), 0.07, size, color=colour, linewidth=0))
-            axes.text(number + 0.09, top - size / 2, f"{name} {count:,}", va="center", fontsize=9)
+            axes.text(number + 0.09, top - size / 2, f"{name} {count:,}", va="center", fontsize=9.5)
             top -= max(size, BOX_GAP / 2) + BOX_GAP / 2
     left, right = dict(tops), dict(tops)  # top edges of the next link at each box: links are stacked
     for source, target, count in links:
@@ -291,6 +312,12 @@ def _create_ribbon(column: int, left: float, right: float, width: float, colour:
     ]  # fmt: skip
     codes = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
     return PathPatch(Path(corners, codes), facecolor=colour, alpha=0.25, linewidth=0)
+
+
+def _use_whole_ticks(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _create_figure(height: float = 3.2) -> tuple[Figure, Axes]:
