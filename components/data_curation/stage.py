@@ -233,6 +233,16 @@ def check_splits(result: CurationResult, config: DataCurationConfig) -> None:
     split_assignment.check_not_empty(result.verdicts.count_splits(), result.verdicts.cluster_count, config.fractions)
 
 
+def describe_sources_without_rows(sources: Sequence[Source], prepared: PreparedRows) -> list[str]:
+    """Return a sentence for each source that is empty or contains no row."""
+    files = {one.file for one in prepared.unread}.union(*(chunk.files for chunk in prepared.chunks))
+    return [
+        f"{source.name} {'is empty' if source.bytes == 0 else 'contains no row'}"
+        for source in sources
+        if source.name not in files
+    ]
+
+
 def describe_few_test_rows(rows: int) -> str | None:
     """Return a warning if the test split has too few rows to show a small difference; None otherwise."""
     if not 0 < rows < MIN_DECISIVE_ITEMS:
@@ -604,10 +614,8 @@ def _report_unreadable(
         reporter.note(f"{_describe_unreadable(unread)}; see quarantine.jsonl")
         for hint in itertools.islice(_suggest_columns(unread, sources, config), MAX_NAMED_SOURCES):
             reporter.note(hint)
-    files = {one.file for one in unread}.union(*(chunk.files for chunk in prepared.chunks))
-    for source in sources:
-        if source.name not in files:
-            reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'contains no row'}")
+    for note in describe_sources_without_rows(sources, prepared):
+        reporter.note(note)
 
 
 def _report_documents(prepared: PreparedRows, config: DataCurationConfig, reporter: Reporter) -> list[str]:

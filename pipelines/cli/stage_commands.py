@@ -200,7 +200,11 @@ def package(
             f"{measured['scheme']}: loss {measured['increase']:+.4f} nats per token, at most "
             f"{measured['increase_bound']:+.4f}; margin {measured['margin']:.4f}"
         )
-    print_result(result.as_dict(), as_json, [*lines, f"serve the model: tuneline serve {output}"])
+    print_result(
+        result.as_dict(),
+        as_json,
+        [*lines, f"chat with the model: tuneline chat {output}", f"serve the model: tuneline serve {output}"],
+    )
 
 
 @app.command()

@@ -45,6 +45,7 @@ from components.data_curation.stage import (
     Source,
     check_splits,
     describe_few_test_rows,
+    describe_sources_without_rows,
     preview_curation,
     summarize_rows,
 )
@@ -96,6 +97,7 @@ from pipelines.steps.input_resolution import (
 )
 
 GB = 10**9
+MAX_TEST_FRACTION, MAX_NAMED_SOURCES = 0.6, 5  # of an advice; in the warnings
 DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
 ESTIMATED_STAGES = tuple(pipeline_step.STAGE_BY_ARTIFACT.values())
 Json = dict[str, Any]
@@ -642,6 +644,7 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
         warnings.append(
             f"no training row has an answer within {tuning.max_length} tokens. Raise fine_tuning.max_length."
         )
+    warnings += describe_sources_without_rows(survey.sources, survey.curated.prepared)[:MAX_NAMED_SOURCES]
     warnings += survey.trained_rows
     warnings += rewards.describe_references(*survey.reference_rewards)
     warnings += _list_limits(survey)
@@ -683,10 +686,20 @@ def _list_limits(survey: RunSurvey) -> list[str]:
         if 0 < items < minimum:
             warnings.append(
                 f"the gate will refuse the model: {items} held-out items; the rules of evaluation.gate require at least {minimum}"
+                + _suggest_test_fraction(survey, items, minimum)
             )
     has_incumbent = find_champion(survey.config.model_registry.name) is not None
     warnings += suite_cost.list_shortages(survey.config.evaluation, survey.suite_tasks, has_incumbent)
     return list(dict.fromkeys(warnings))
+
+
+def _suggest_test_fraction(survey: RunSurvey, items: int, minimum: int) -> str:
+    """Return an advice with a test fraction that yields the required items; empty if more than half of the rows are needed."""
+    if items < survey.curated.verdicts.count_splits()["test"]:
+        return ""  # evaluation.max_items limits the items
+    fraction = survey.config.data_curation.fractions.test * minimum / items
+    rounded = math.ceil(fraction * 20 + 0.5) / 20  # half a step more, because groups of similar rows are not divided
+    return f". Set data_curation.fractions.test to about {rounded:.2g}" if rounded <= MAX_TEST_FRACTION else ""
 
 
 def _list_shortages(workdir: Workdir, memory: Json, disk: dict[str, int]) -> list[str]:
@@ -847,9 +860,7 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
     reading = f"measured reading time {survey.reading_seconds:.1f} s, plus {DAFT_START_SECONDS:.0f} s to start Daft"
     times = {
         "data_curation": StageTime(survey.reading_seconds + DAFT_START_SECONDS, reading),
-        "triton_packaging": StageTime(
-            None, "unknown until a package of this base model has been built on this machine"
-        ),
+        "triton_packaging": StageTime(None, "unknown until a run with this workdir packages this base model"),
     }
     for manifest in history:
         formats = (manifest.config.get("quantization", "none"), survey.config.triton_packaging.quantization)
@@ -1009,7 +1020,7 @@ def _format_times(result: Json) -> list[str]:
         if value is None:
             unknown.append(f"{stage} ({basis})")
     if unknown:
-        lines.append(f"at least {_format_duration(_sum_known(seconds))}, without {'; '.join(unknown)}")
+        lines.append(f"about {_format_duration(_sum_known(seconds))}, without {'; '.join(unknown)}")
     else:
         lines.append(f"about {_format_duration(result['seconds']['total'])} in total")
     return [f"{'' if i else 'time':<10}{line}" for i, line in enumerate(lines)]

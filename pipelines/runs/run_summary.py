@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from components.common.workspace import artifact_store
 from pipelines.runs import run_costs
 
 
@@ -28,6 +29,9 @@ def format_run(result: dict[str, Any]) -> list[str]:
         f"model: {registered['model_name']} version {registered['model_version']} ({aliases})",
         f"report: {result['report']}",
     ]
+    if result["verdict"] == "accepted" and registered["model_version"] and "champion" not in registered["aliases"]:
+        target = f"{registered['model_name']} --version {registered['model_version']}"
+        lines.append(f"not promoted; to promote this version: tuneline promote {target}{_build_workdir_option(result)}")
     if artifacts["repository"]:
         command = "tuneline" if shutil.which("tuneline") else os.path.relpath(sys.argv[0])
         lines.append(f"chat with the model: {command} chat {artifacts['repository']}")
@@ -41,6 +45,12 @@ def format_run(result: dict[str, Any]) -> list[str]:
     lines.append(f"cost: {run_costs.format_costs(result['cost'])}")
     cached = ", ".join(stage["name"] for stage in stages if stage["cached"])
     return [*lines, f"total: {result['seconds']:.0f} s" + (f"; cached: {cached}" if cached else "")]
+
+
+def _build_workdir_option(result: dict[str, Any]) -> str:
+    """Return the option of a command for this run's registry; empty for the default workdir of this folder."""
+    is_default = Path(result["workdir"]) == artifact_store.Workdir.from_environment().root
+    return "" if is_default else f" --workdir {shlex.quote(result['workdir'])}"
 
 
 def format_unreadable(dataset: Path) -> list[str]:

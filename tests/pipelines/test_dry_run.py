@@ -184,8 +184,8 @@ def test_without_earlier_runs_the_total_is_unknown(estimate: Estimate) -> None:
     )
     text = format_estimate(result)
     known = sum(spent for spent in seconds.values() if spent is not None)
-    reason = "unknown until a package of this base model has been built on this machine"
-    assert f"          at least {known:,.0f} s, without triton_packaging ({reason})" in text
+    reason = "unknown until a run with this workdir packages this base model"
+    assert f"          about {known:,.0f} s, without triton_packaging ({reason})" in text
     assert f"          triton_packaging  {reason}" in text
     assert not any("in all" in line for line in text)
 
@@ -328,7 +328,7 @@ def test_remote_training_has_no_time_and_no_local_memory(estimate: Estimate, mon
     assert (result["seconds"]["fine_tuning"], result["seconds"]["total"]) == (None, None)
     assert result["basis"]["seconds.fine_tuning"] == "the launcher (slurm, 2 nodes) trains at an unknown speed"
     assert result["memory"]["largest_stage"] != "fine_tuning"
-    (total_line,) = (line for line in format_estimate(result) if "at least" in line)
+    (total_line,) = (line for line in format_estimate(result) if ", without " in line)
     assert (
         "without fine_tuning (the launcher (slurm, 2 nodes) trains at an unknown speed); triton_packaging (unknown"
         in total_line
@@ -343,7 +343,7 @@ def test_each_unknown_time_has_its_reason() -> None:
         "seconds.triton_packaging": "never made",
     }
     last = dry_run._format_times({"stages": [], "seconds": seconds, "basis": basis})[-1]
-    assert last.strip() == "at least 3 s, without fine_tuning (trained by a launcher); triton_packaging (never made)"
+    assert last.strip() == "about 3 s, without fine_tuning (trained by a launcher); triton_packaging (never made)"
 
 
 def test_open_settings_are_chosen_and_stated(estimate: Estimate) -> None:
@@ -461,6 +461,19 @@ def test_shortage_of_memory_or_disk_gives_a_warning(
     warnings = " ".join(estimate("fine_tuning.adaptation=full")["warnings"])
     assert "of memory; 0.1 GB are free." in warnings
     assert f"of disk in {fresh_project / 'nowhere'}; 0.0 GB are free" in warnings
+
+
+def test_too_few_test_rows_and_empty_files_are_reported(fresh_project: Path, estimate: Estimate) -> None:
+    folder = fresh_project / "few"
+    folder.mkdir()
+    rows = (fresh_project / "raw.jsonl").read_text().splitlines(keepends=True)[:60]
+    (folder / "rows.jsonl").write_text("".join(rows))
+    (folder / "empty.jsonl").touch()
+    options = (f"data_curation.sources=[{folder}]", "data_curation.fractions={train: 0.6, validation: 0.1, test: 0.3}")
+    warnings = estimate(*options)["warnings"]
+    assert [warning for warning in warnings if warning.endswith("empty.jsonl is empty")]
+    [warning] = [warning for warning in warnings if " held-out items; the rules" in warning]
+    assert warning.endswith("require at least 29. Set data_curation.fractions.test to about 0.55"), warning
 
 
 def test_too_few_test_rows_for_quantization_are_refused(fresh_project: Path, estimate: Estimate) -> None:
@@ -892,9 +905,7 @@ def test_text_lists_rows_tokens_steps_memory_disk_time_and_warnings(estimate: Es
         "time",
     ]
     assert f"30 steps (fine_tuning.max_steps), {result['tokens']['trained']:,} tokens" in "\n".join(text)
-    assert "triton_packaging  unknown until a package of this base model has been built on this machine" in "\n".join(
-        text
-    )
+    assert "triton_packaging  unknown until a run with this workdir packages this base model" in "\n".join(text)
     assert any(line.startswith("warning: the model will be packaged unproven") for line in text)
 
 

@@ -56,3 +56,10 @@ def test_hint_opens_the_store_of_this_run(tmp_path: Path, uri: str, hint: str) -
         "cost": {**CostRates().convert(add_costs([])), "complete": True},
     }
     assert [line for line in format_run(result) if line.startswith("browse")] == [hint]
+    assert not [line for line in format_run(result) if "promote" in line]
+    result |= {"verdict": "accepted", "workdir": str(tmp_path / "my work")}
+    [line] = [line for line in format_run(result) if "promote" in line]
+    command = f"tuneline promote helper --version 1 --workdir '{tmp_path}/my work'"
+    assert line == f"not promoted; to promote this version: {command}"
+    registered["aliases"] = ["champion"]
+    assert not [line for line in format_run(result) if "promote" in line]
