@@ -152,8 +152,10 @@ def load_rounded(tuned: LoadableModel, quantization: str) -> PreTrainedModel:
     merged = loaded.merge_and_unload() if tuned.adapter else loaded
     rounding = int8_rounding if quantization == "int8" else fp8_weights
     rounding.round_linear_layers(merged)
-    for parameter in merged.parameters():  # not the buffers: rotary frequencies stay in float32, as in other models
-        parameter.data = parameter.data.to(model_loading.get_default_dtype())
+    # Not the buffers, because rotary frequencies stay in float32, as in other models; nor the scales of fp8 weights.
+    for name, parameter in merged.named_parameters():
+        if not name.endswith("weight_scale"):
+            parameter.data = parameter.data.to(model_loading.get_default_dtype())
     return merged.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
@@ -161,8 +163,8 @@ def check_quantization(config: EvaluationConfig, candidate: LoadableModel) -> No
     """Check that the candidate can be measured with quantized weights, if the configuration requires it.
 
     Raises:
-        ConfigurationError: the engine is vLLM and the format int8; or the candidate is a reward model or has virtual tokens, so that no package has
-            its quantized weights.
+        ConfigurationError: the engine is vLLM and the format int8; or the candidate is a reward model or has virtual tokens,
+            so that no package has its quantized weights.
     """
     if config.quantization == "none":
         return

@@ -140,13 +140,14 @@ def open_engines(
             # position per request.
             is_quantized = quantizes_tuned and model is tuned
             if model.adapter or is_quantized:
-                loaded = model_loading.load_model(model, dtype=torch.float32)
+                loaded = model_loading.load_model(model, trainable=True, dtype=torch.float32)  # stays on the CPU
                 merged = loaded.merge_and_unload() if model.adapter else loaded
                 if is_quantized:
                     fp8_weights.save_compressed(merged, Path(folder), dtype)
                 else:
                     merged.to(getattr(torch, dtype)).save_pretrained(folder)
                 del loaded, merged
+                gc.collect()  # quantized layers refer to themselves
                 weights = Path(folder)
             llm = importlib.import_module("vllm").LLM(
                 model=str(weights), tokenizer=str(model.tokenizer), dtype=dtype, trust_remote_code=False, seed=0

@@ -59,6 +59,7 @@ def place_adapters(
     """
     backend = BACKENDS[config.backend]
     mode, reason = _choose_mode(model, config)
+    check_quantization(config, is_attached=mode == "attached" or bool(others))
     if others:
         if not backend.has_multiple_adapters or mode == "merged":
             raise ConfigurationError(
@@ -89,7 +90,6 @@ def place_adapters(
                     f"{model.base.sha256[:12]} ({model.base.name})",
                     hint="Package adapters of different base models separately.",
                 )
-    check_quantization(config, is_attached=mode == "attached" or bool(others))
     adapters = {**({config.model_name: model} if mode == "attached" else {}), **others}
     for name, adapted in adapters.items():
         settings = read_adapter_settings(adapted)

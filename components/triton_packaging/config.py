@@ -201,7 +201,11 @@ def check_quantization(config: TritonPackagingConfig, *, is_attached: bool) -> N
     method = config.vllm.quantization
     for found, is_refused, expected in (
         (f"backend {config.backend}", config.backend != backend, f"backend {backend}"),
-        (f"vllm.quantization {method}", method not in ("", "compressed-tensors"), "an empty vllm.quantization"),
+        (
+            f"vllm.quantization {method}",
+            backend == "vllm" and method not in ("", "compressed-tensors"),
+            "an empty vllm.quantization",
+        ),
         ("an attached adapter", is_attached, "an adapter that is merged"),
         ("weights referenced", config.weights == "referenced", "weights copied"),
     ):

@@ -1,7 +1,7 @@
 """Quantized weights of a package, and their comparison with the unquantized model on the test split.
 
-The loss is computed by the code of the package that serves the model. The comparison is paired, and its one-sided bound
-is that of the promotion gate.
+The code of the package that serves the model computes the loss of int8 weights, and transformers that of fp8 weights. The
+comparison is paired, and its one-sided bound is that of the promotion gate.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def check_quantizable(config: TritonPackagingConfig, model_config: PretrainedCon
             f"{model_config.model_type} model are in linear layers; expected at least {MIN_LINEAR_SHARE:.0%}",
             hint="Set triton_packaging.quantization to none.",
         )
+    # int8 layers show for fp8 too whether a model reads the weights of its layers.
     computes = _can_compute(model)  # models of experts cannot on the meta device
     replace_linear_layers(model, stores_weights=False)
     if computes and not _can_compute(model):

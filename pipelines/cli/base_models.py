@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.common.runtime.counts import format_count
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
     JsonOption,
@@ -69,7 +70,7 @@ def models_import(
             path = work.store / known.content_sha256 if known and is_local else None
             requirement = "; import it with --accept-license" if offer.licence.requires_acceptance else ""
             lines = [
-                f"{offer.source}: {len(offer.files)} files, {size}",
+                f"{offer.source}: {format_count(len(offer.files), 'file')}, {size}",
                 f"licence: {offer.licence.title}{requirement}",
                 *([f"skipped files: {', '.join(offer.skipped_files)}"] if offer.skipped_files else []),
                 f"already in the store: store:{known.content_sha256}" if known else "not in the store yet",

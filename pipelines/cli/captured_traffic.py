@@ -240,7 +240,9 @@ def compact_traffic(capture: CaptureFileOption = Path("capture.yaml"), as_json: 
 
     with locked_traffic(capture, [], changes=True) as settings:
         days = compaction.compact(settings, traffic_files.now().date())
-    lines = [f"{each['model']} {each['day']}: {each['rows']} rows, {each['bytes']:,} bytes" for each in days]
+    lines = [
+        f"{each['model']} {each['day']}: {format_count(each['rows'], 'row')}, {each['bytes']:,} bytes" for each in days
+    ]
     print_result({"days": days}, as_json, lines or ["nothing to compact"])
 
 
@@ -372,10 +374,12 @@ def export_traffic(
     elif customization:
         result["dataset"] = {"rows": rows}
     lines = [
-        f"{exported.conversations} conversations and {exported.preferences} preference pairs in {output}",
+        f"{format_count(exported.conversations, 'conversation')} and {format_count(exported.preferences, 'preference pair')} in {output}",
         *([f"{exported.held_back} conversations held back for evaluation"] if held_back else []),
         *(
-            [f"{exported.left_out} answers omitted: the conversation is held back, or a held-back answer is not text"]
+            [
+                f"{format_count(exported.left_out, 'answer')} omitted: the conversation is held back, or a held-back answer is not text"
+            ]
             if exported.left_out
             else []
         ),
@@ -441,8 +445,8 @@ def _format_status(result: dict[str, Any]) -> list[str]:
 
 def _format_erasure(erased: Erasure) -> list[str]:
     lines = [
-        f"subject {erased.subject}: erased {erased.rows} rows from {erased.files} files, "
-        f"{erased.exported} rows from exported files, and {erased.feedback} lines of feedback"
+        f"subject {erased.subject}: erased {format_count(erased.rows, 'row')} from {format_count(erased.files, 'file')}, "
+        f"{format_count(erased.exported, 'row')} from exported files, and {format_count(erased.feedback, 'line')} of feedback"
     ]
     lines += [f"{model} is under a legal hold: its rows remain" for model in erased.held]
     lines += [f"not searched: {item}" for item in erased.not_searched]

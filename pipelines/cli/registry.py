@@ -175,7 +175,9 @@ def audit(
         if report.clean
         else f"{format_count(len(report.findings), 'difference')}; --repair records all differences"
     )
-    print_result(report.model_dump(), as_json, [*lines, f"{name}: {report.entries} entries, {verdict}"])
+    print_result(
+        report.model_dump(), as_json, [*lines, f"{name}: {format_count(report.entries, 'entry', 'entries')}, {verdict}"]
+    )
     if not report.clean:
         raise typer.Exit(1)
 

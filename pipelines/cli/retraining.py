@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError, UsageError
 from components.common.workspace.artifact_store import Workdir
 from pipelines.cli.application import (
@@ -180,13 +181,13 @@ def retrain(
 
 def _format_result(result: dict[str, Any]) -> list[str]:
     lines = [f"trigger: {reason}" for reason in result["reasons"]] or [
-        f"no trigger: {result['feedback']} answers with feedback since the last retraining"
+        f"no trigger: {format_count(result['feedback'], 'answer')} with feedback since the last retraining"
     ]
     if cycle := result["retraining"]:
         shadow = cycle.get("shadow") or {}
         tests = {"comparison": cycle["comparison"], "shadow comparison": shadow.get("comparison")}
         lines += [
-            f"{name}: {test['decision']} after {test['pairs']} pairs, mean difference "
+            f"{name}: {test['decision']} after {format_count(test['pairs'], 'pair')}, mean difference "
             f"{test['mean_difference']:+.3f} ({test['low']:+.3f} to {test['high']:+.3f}), e-value {test['e_better']:.3g}"
             for name, test in tests.items()
             if test

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.common.runtime import process_control
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from components.common.runtime.terminal import escape_controls
 from components.common.workspace.artifact_store import Workdir
@@ -61,7 +62,7 @@ def status(
             f"no runs in {workdir} yet; start a run with `tuneline run` (single stages, such as `tuneline finetune`, are not listed)"
         ]
         if len(runs) > len(rows):
-            lines.append(f"and {len(runs) - len(rows)} older runs; --limit lists more")
+            lines.append(f"and {format_count(len(runs) - len(rows), 'older run')}; --limit lists more")
         print_result({"workdir": str(work.root), "runs": rows}, as_json, lines)
         return
     run = run_folder.find_run(work, name or "latest")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from pipelines.cli import tables
 from pipelines.cli.application import JsonOption, print_result
@@ -45,7 +46,7 @@ def compare_shadow_answers(
 
 
 def _format_comparisons(result: dict[str, Any]) -> list[str]:
-    head = f"{result['shadow_answers']:,} captured shadow answers"
+    head = format_count(result["shadow_answers"], "captured shadow answer")
     if not result["comparisons"]:
         return [f"{head}; none belongs to a corrected answer"]
     columns = ("answered", "shadow", "corrected", "subjects", "difference", "interval", "evidence", "decision")

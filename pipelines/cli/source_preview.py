@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.reporters import Reporter
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.source_preview import CHECKED_RECORDS, SourcePreview, find_hint, preview_source
@@ -50,7 +51,7 @@ def print_preview(
     }
     lines = [line for preview in previews for line in _format_preview(preview, rows)]
     if more := result["more_sources"]:
-        lines.append(f"{more} more files")
+        lines.append(f"{format_count(more, 'more file')} not shown")
     print_result(result, as_json, lines)
 
 

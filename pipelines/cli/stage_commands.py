@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EXIT_REFUSED, UsageError
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
@@ -117,7 +118,9 @@ def finetune(
         result = single_stages.finetune_dataset(
             dataset, output, customization, settings, work, reporter, overwrite=overwrite
         )
-    lines = [f"{result.steps} steps, {result.tokens} tokens, training loss of the last step {result.train_loss:.4f}"]
+    lines = [
+        f"{format_count(result.steps, 'step')}, {format_count(result.tokens, 'token')}, training loss of the last step {result.train_loss:.4f}"
+    ]
     if result.sweep:
         best = ", ".join(f"{key}={value}" for key, value in result.sweep[0]["recipe"].items())
         lines.insert(0, f"the best of {len(result.sweep)} recipes: {best}")

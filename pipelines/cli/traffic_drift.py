@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EXIT_REFUSED, UsageError
 from pipelines.cli import tables
 from pipelines.cli.application import (
@@ -124,7 +125,7 @@ def check_traffic_drift(
             else embedding_source.find_answering_model(work.store, captured.model_sha256, reporter)
         )
         embed = embedding_source.build_embedder(folder, embeddings)
-        reporter.step(f"testing {len(windows)} windows")
+        reporter.step(f"testing {format_count(len(windows), 'window')}")
         check = drift_check.check_drift(known, windows, embed, seed, texts)
         result = {
             **check.as_json(),
@@ -178,7 +179,7 @@ def _format_result(result: dict[str, Any]) -> list[str]:
     ]
     reference = f"{result['reference']['name']}, {result['reference']['prompts']:,} prompts"
     lines = [f"{result['model']}: reference {reference}", *tables.render(tables.build_table(columns, rows))]
-    lines.append(f"{result['pending']:,} prompts are not yet in a complete window")
+    lines.append(f"{format_count(result['pending'], 'prompt is', 'prompts are')} not yet in a complete window")
     lines += [f"limitation: {each}" for each in result["limitations"]]
     if result["report"]:
         lines.append(f"report: {result['report']}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
@@ -143,6 +144,10 @@ def _format_verification(result: Verification) -> list[str]:
             )
         lines.append(f"! reason of the forced promotion: {forced.reason}")
     title = f"{result.name}{f'@{result.alias}' if result.alias else ''}, version {result.version}"
-    verdict = f"verified {len(result.artifacts)} artifacts and {result.entries} history entries"
+    verdict = (
+        f"verified {format_count(len(result.artifacts), 'artifact')} and "
+        f"{format_count(result.entries, 'history entry', 'history entries')}"
+    )
     verdict = f"{verdict}, promoted with --force" if forced else verdict
-    return [*lines, f"{title}: {verdict if result.verified else f'refused, {len(result.objections)} objections'}"]
+    refusal = f"refused, {format_count(len(result.objections), 'objection')}"
+    return [*lines, f"{title}: {verdict if result.verified else refusal}"]

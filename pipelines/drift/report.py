@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common.reporting import html_report
+from components.common.runtime.counts import format_count
 from pipelines.capture import traffic_files
 from pipelines.drift import alarm
 from pipelines.drift.new_prompts import FAR_SHARE, Cluster
@@ -162,7 +163,7 @@ def _render_examples(clusters: Sequence[Cluster], far_share: float) -> str:
         "Personal data was redacted when the prompts were captured."
     )
     for number, cluster in enumerate(clusters, 1):
-        text += html_report.render_paragraph(f"Group {number}: {cluster.size} prompts")
+        text += html_report.render_paragraph(f"Group {number}: {format_count(cluster.size, 'prompt')}")
         cards = {
             f"{prompt.id}, {prompt.day}": prompt.text[:MAX_EXAMPLE_CHARACTERS]
             + ("…" if len(prompt.text) > MAX_EXAMPLE_CHARACTERS else "")

@@ -103,7 +103,7 @@ def render_main_sections(result: Json) -> dict[str, str]:
     tiles = {
         "nodes": result["nodes"],
         "GPUs": result["gpus"],
-        "customizations per week": result["customizations_per_week"]["demand"],
+        "demand per week": result["customizations_per_week"]["demand"],
         "P90 wait, hours": result["wait_hours"]["p90"],
     }
     demand = [

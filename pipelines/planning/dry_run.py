@@ -97,7 +97,8 @@ from pipelines.steps.input_resolution import (
 )
 
 GB = 10**9
-MAX_TEST_FRACTION, MAX_NAMED_SOURCES = 0.6, 5  # of an advice; in the warnings
+MAX_TEST_FRACTION = 0.6  # that a warning suggests
+MAX_NAMED_SOURCES = 5  # in warnings
 DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
 ESTIMATED_STAGES = tuple(pipeline_step.STAGE_BY_ARTIFACT.values())
 Json = dict[str, Any]
@@ -694,12 +695,17 @@ def _list_limits(survey: RunSurvey) -> list[str]:
 
 
 def _suggest_test_fraction(survey: RunSurvey, items: int, minimum: int) -> str:
-    """Return an advice with a test fraction that yields the required items; empty if more than half of the rows are needed."""
+    """Return a suggestion of fractions with the required items; empty if their test fraction exceeds MAX_TEST_FRACTION."""
     if items < survey.curated.verdicts.count_splits()["test"]:
         return ""  # evaluation.max_items limits the items
-    fraction = survey.config.data_curation.fractions.test * minimum / items
-    rounded = math.ceil(fraction * 20 + 0.5) / 20  # half a step more, because groups of similar rows are not divided
-    return f". Set data_curation.fractions.test to about {rounded:.2g}" if rounded <= MAX_TEST_FRACTION else ""
+    fractions = survey.config.data_curation.fractions
+    needed = fractions.test * minimum / items
+    test = math.ceil(needed * 20 + 0.5) / 20  # half a step more, because groups of similar rows are not divided
+    if test > MAX_TEST_FRACTION:
+        return ""
+    train = round(1 - fractions.validation - test, 4)
+    suggestion = f"{{train: {train:g}, validation: {fractions.validation:g}, test: {test:g}}}"
+    return f". Set data_curation.fractions to {suggestion}"
 
 
 def _list_shortages(workdir: Workdir, memory: Json, disk: dict[str, int]) -> list[str]:
@@ -728,7 +734,9 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
     for recipe in survey.recipes:
         tuning = recipe.recipe
         per_step = f"{tuning.rows_per_step}{' packed rows' if tuning.packing else ''} per step"
-        epochs = f"{tuning.epochs:g} epochs of {recipe.epoch_rows:,} rows, {per_step}"
+        epochs = (
+            f"{tuning.epochs:g} {'epoch' if tuning.epochs == 1 else 'epochs'} of {recipe.epoch_rows:,} rows, {per_step}"
+        )
         steps.append("fine_tuning.max_steps" if tuning.max_steps else epochs)
     start = machine_speed.START_SECONDS
     return {
@@ -971,7 +979,7 @@ def format_estimate(result: Json) -> list[str]:
         f"          {splits} (near-duplicates not removed)",
         f"tokens    {tokens['mean']:g} per row, at most {tokens['longest']}; {tokens['cut_share']:.1%} of the rows are "
         f"truncated ({basis['tokens']})",
-        f"training  {result['steps']} steps ({basis['steps']}), {tokens['trained']:,} tokens, "
+        f"training  {format_count(result['steps'], 'step')} ({basis['steps']}), {tokens['trained']:,} tokens, "
         f"{parameters['trainable']:,} of {parameters['all']:,} parameters",
         *(f"          {choice}" for choice in result["recipe"]),
         *_format_shares(result["sources"]),
@@ -1001,7 +1009,7 @@ def _format_shares(shares: Sequence[Json]) -> list[str]:
         for share in largest
     ]
     if rest := len(shares) - len(largest):
-        lines.append(f"--json lists {rest:,} more sources")
+        lines.append(f"--json lists {format_count(rest, 'more source')}")
     return [f"          {line}" for line in lines]
 
 
@@ -1020,7 +1028,9 @@ def _format_times(result: Json) -> list[str]:
         if value is None:
             unknown.append(f"{stage} ({basis})")
     if unknown:
-        lines.append(f"about {_format_duration(_sum_known(seconds))}, without {'; '.join(unknown)}")
+        lines.append(
+            f"about {_format_duration(_sum_known(seconds))} for the other stages; unknown: {'; '.join(unknown)}"
+        )
     else:
         lines.append(f"about {_format_duration(result['seconds']['total'])} in total")
     return [f"{'' if i else 'time':<10}{line}" for i, line in enumerate(lines)]

@@ -239,7 +239,7 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
     limit = f"a global batch of {request.global_batch} rows feeds at most {max_data} data-parallel processes"
     if smallest:
         raise UsageError(
-            f"no number of GPUs finishes in {request.deadline_hours:g} hours: {limit}",
+            f"the run cannot finish in {request.deadline_hours:g} hours: {limit}",
             hint="Raise --global-batch or --deadline-hours, or choose a faster GPU.",
         )
     raise UsageError(

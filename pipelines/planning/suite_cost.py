@@ -7,6 +7,7 @@ from typing import Any
 
 from components.common import regression_suite, significance
 from components.common.gate_rules import CONTROL_MIN_ITEMS, SUITE_PREFIX, compute_excess_p_value
+from components.common.runtime.counts import format_count
 from components.evaluation import promotion_gate
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks.answer_checks import AnswerChecks
@@ -80,7 +81,7 @@ def list_shortages(evaluation: EvaluationConfig, workloads: Sequence[TaskWorkloa
         return []
     required = promotion_gate.compute_min_items_by_task(evaluation, has_incumbent=has_incumbent)
     return [
-        f"the gate will refuse the model: {load.items} items of {load.settings.name}; its rules require "
+        f"the gate will refuse the model: {load.settings.name} has {format_count(load.items, 'item')}; its rules require "
         f"at least {required[load.settings.name]}. Add rows, change data_curation.fractions, or set "
         "evaluation.suite to none and promote with `tuneline promote`"
         for load in workloads

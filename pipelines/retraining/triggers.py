@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 
 
@@ -63,7 +64,7 @@ def check_triggers(
     if alarm and (last is None or alarm != last["alarm"]):
         reasons.append(f"drift alarm in window {alarm[1]}, compared with {alarm[0]}")
     if 0 < options.min_feedback <= count:
-        reasons.append(f"{count} answers with feedback; the threshold is {options.min_feedback}")
+        reasons.append(f"{format_count(count, 'answer')} with feedback; the threshold is {options.min_feedback}")
     if options.every_days and (since is None or now - since >= timedelta(days=options.every_days)):
         reasons.append(f"no retraining since {since:%Y-%m-%d %H:%M}" if since else "no earlier retraining")
     return TriggerCheck(reasons, count, alarm)

@@ -29,11 +29,13 @@ def format_run(result: dict[str, Any]) -> list[str]:
         f"model: {registered['model_name']} version {registered['model_version']} ({aliases})",
         f"report: {result['report']}",
     ]
+    command = "tuneline" if shutil.which("tuneline") else os.path.relpath(sys.argv[0])
     if result["verdict"] == "accepted" and registered["model_version"] and "champion" not in registered["aliases"]:
         target = f"{registered['model_name']} --version {registered['model_version']}"
-        lines.append(f"not promoted; to promote this version: tuneline promote {target}{_build_workdir_option(result)}")
+        lines.append(
+            f"not promoted; to promote this version: {command} promote {target}{_build_workdir_option(result)}"
+        )
     if artifacts["repository"]:
-        command = "tuneline" if shutil.which("tuneline") else os.path.relpath(sys.argv[0])
         lines.append(f"chat with the model: {command} chat {artifacts['repository']}")
         lines.append(f"serve the model: {command} serve {artifacts['repository']}")
     if str(registered["tracking_uri"]).startswith(("http://", "https://")):

@@ -163,7 +163,7 @@ def _render_training(training: Record) -> str:
         }
     )
     share = training["rows_seen"] / rows["train"] if rows["train"] else 0.0
-    text = f"Trained on {training['learned']} of {format_count(rows['train'], 'row')}; training used {min(share, 1):.0%} of them"
+    text = f"Trained on {training['learned']} of {min(share, 1):.0%} of {format_count(rows['train'], 'row')}"
     if rows["without_answer"]:
         text += f"; {format_count(rows['without_answer'], 'more row was', 'more rows were')} skipped because no answer fits in the maximum length"
     text += "."
@@ -192,7 +192,7 @@ def _render_comparison(evaluation: Record) -> str:
         for metric, values in by_metric.items():
             scores = [values[role] for role in ("base", "candidate", "incumbent")]
             rows.append([f"{task}.{metric}", *scores, *(values["ci95"] or (None, None)), values["n"]])
-    head = ["metric", "base", "candidate", "champion", "candidate − base, 95% CI: lower", "upper", "items"]
+    head = ["metric", "base", "candidate", "incumbent", "candidate − base, 95% CI: lower", "upper", "items"]
     rules = [[describe_outcome(rule), rule["reason"]] for rule in evaluation["rules"]]
     return plot + html_report.render_table(head, rows) + html_report.render_table(["rule", "finding"], rules)
 
@@ -237,8 +237,8 @@ def _describe_quantization(package: Record) -> Record:
         return {}
     return {
         "weights": found["scheme"],
-        "change of the loss": f"{found['increase']:+.4f}",
-        "at most": f"{found['increase_bound']:+.4f}",
+        "loss increase": f"{found['increase']:+.4f}",
+        "upper bound": f"{found['increase_bound']:+.4f}",
         "margin": found["margin"],
     }
 

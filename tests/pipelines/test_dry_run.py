@@ -104,7 +104,7 @@ def test_epoch_steps_and_tokens_equal_those_of_the_trainer(
         summary["rows"]["truncated"] / summary["rows"]["train"], abs=1e-4
     )
     assert (
-        f"{recipe['epochs']:g} epochs of {summary['rows']['train']} rows, {recipe['batch_size']} per step"
+        f"{recipe['epochs']:g} {'epoch' if recipe['epochs'] == 1 else 'epochs'} of {summary['rows']['train']} rows, {recipe['batch_size']} per step"
         == result["basis"]["steps"]
     )
 
@@ -185,7 +185,7 @@ def test_without_earlier_runs_the_total_is_unknown(estimate: Estimate) -> None:
     text = format_estimate(result)
     known = sum(spent for spent in seconds.values() if spent is not None)
     reason = "unknown until a run with this workdir packages this base model"
-    assert f"          about {known:,.0f} s, without triton_packaging ({reason})" in text
+    assert f"          about {known:,.0f} s for the other stages; unknown: triton_packaging ({reason})" in text
     assert f"          triton_packaging  {reason}" in text
     assert not any("in all" in line for line in text)
 
@@ -328,9 +328,9 @@ def test_remote_training_has_no_time_and_no_local_memory(estimate: Estimate, mon
     assert (result["seconds"]["fine_tuning"], result["seconds"]["total"]) == (None, None)
     assert result["basis"]["seconds.fine_tuning"] == "the launcher (slurm, 2 nodes) trains at an unknown speed"
     assert result["memory"]["largest_stage"] != "fine_tuning"
-    (total_line,) = (line for line in format_estimate(result) if ", without " in line)
+    (total_line,) = (line for line in format_estimate(result) if "; unknown: " in line)
     assert (
-        "without fine_tuning (the launcher (slurm, 2 nodes) trains at an unknown speed); triton_packaging (unknown"
+        "unknown: fine_tuning (the launcher (slurm, 2 nodes) trains at an unknown speed); triton_packaging (unknown"
         in total_line
     )
 
@@ -343,7 +343,10 @@ def test_each_unknown_time_has_its_reason() -> None:
         "seconds.triton_packaging": "never made",
     }
     last = dry_run._format_times({"stages": [], "seconds": seconds, "basis": basis})[-1]
-    assert last.strip() == "about 3 s, without fine_tuning (trained by a launcher); triton_packaging (never made)"
+    assert (
+        last.strip()
+        == "about 3 s for the other stages; unknown: fine_tuning (trained by a launcher); triton_packaging (never made)"
+    )
 
 
 def test_open_settings_are_chosen_and_stated(estimate: Estimate) -> None:
@@ -473,7 +476,11 @@ def test_too_few_test_rows_and_empty_files_are_reported(fresh_project: Path, est
     warnings = estimate(*options)["warnings"]
     assert [warning for warning in warnings if warning.endswith("empty.jsonl is empty")]
     [warning] = [warning for warning in warnings if " held-out items; the rules" in warning]
-    assert warning.endswith("require at least 29. Set data_curation.fractions.test to about 0.55"), warning
+    assert warning.endswith(
+        "require at least 29. Set data_curation.fractions to {train: 0.35, validation: 0.1, test: 0.55}"
+    )
+    advised = estimate(options[0], f"data_curation.fractions={warning.partition(' to ')[2]}")["warnings"]
+    assert not [warning for warning in advised if " held-out items; the rules" in warning]
 
 
 def test_too_few_test_rows_for_quantization_are_refused(fresh_project: Path, estimate: Estimate) -> None:
@@ -848,7 +855,7 @@ def test_too_few_training_rows_for_the_suite_give_a_warning(estimate: Estimate) 
     items = result["rows"]["splits"]["train"]
     assert items < 59
     expected = (
-        f"the gate will refuse the model: {items} items of suite_leaks; its rules require at least 59. Add rows, change "
+        f"the gate will refuse the model: suite_leaks has {items} items; its rules require at least 59. Add rows, change "
         "data_curation.fractions, or set evaluation.suite to none and promote with `tuneline promote`"
     )
     assert expected in result["warnings"]

@@ -1456,7 +1456,7 @@ SIZING_ERRORS = {  # the tests are in test_sizing.py and test_cluster_size.py
     "--gpu: … GPUs cannot form groups of … (tensor × pipeline × context parallelism)": ("usage", 2),
     "--global-batch … is too small for … data-parallel processes": ("usage", 2),
     "the training run does not fit on …: …": ("usage", 2),
-    "no number of GPUs finishes in … hours: …": ("usage", 2),
+    "the run cannot finish in … hours: …": ("usage", 2),
     "--deadline-hours requires the amount of data": ("usage", 2),
     "--demand '…' is not COUNTxMODEL": ("usage", 2),
     "--demand … requires the amount of data": ("usage", 2),

