@@ -50,7 +50,7 @@ def print_preview(
         "more_sources": len(sources) - len(previews),
     }
     lines = [line for preview in previews for line in _format_preview(preview, rows)]
-    if more := result["more_sources"]:
+    if more := len(sources) - len(previews):
         lines.append(f"{format_count(more, 'more file')} not shown")
     print_result(result, as_json, lines)
 
