@@ -1,7 +1,7 @@
 """vLLM as the inference engine.
 
 Tested with vLLM 0.32 on a CPU with a base model (see docs/how-to/evaluation.md for the figures). Not tested: GPUs, bfloat16,
-adapters.
+adapters, FP8 weights.
 """
 
 # Scores differ slightly between engines, and more in bfloat16, so all models of an evaluation use the same engine.

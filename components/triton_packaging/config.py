@@ -195,7 +195,7 @@ def check_quantization(config: TritonPackagingConfig, *, is_attached: bool) -> N
 
     Raises:
         ConfigurationError: another backend serves the package, its adapter is attached, its weights are not stored in it,
-            or vLLM is told to expect another format.
+            or `vllm.quantization` is another format.
     """
     backend = {"int8": "python", "fp8": "vllm"}.get(config.quantization)
     method = config.vllm.quantization

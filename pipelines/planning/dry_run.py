@@ -97,7 +97,7 @@ from pipelines.steps.input_resolution import (
 )
 
 GB = 10**9
-MAX_TEST_FRACTION = 0.6  # that a warning suggests
+MAX_TEST_FRACTION, MIN_TRAIN_FRACTION = 0.6, 0.2  # that a warning suggests
 MAX_NAMED_SOURCES = 5  # in warnings
 DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
 ESTIMATED_STAGES = tuple(pipeline_step.STAGE_BY_ARTIFACT.values())
@@ -695,15 +695,15 @@ def _list_limits(survey: RunSurvey) -> list[str]:
 
 
 def _suggest_test_fraction(survey: RunSurvey, items: int, minimum: int) -> str:
-    """Return a suggestion of fractions with the required items; empty if their test fraction exceeds MAX_TEST_FRACTION."""
+    """Return a sentence with fractions that give the required items; empty if they leave too few rows for training."""
     if items < survey.curated.verdicts.count_splits()["test"]:
         return ""  # evaluation.max_items limits the items
     fractions = survey.config.data_curation.fractions
     needed = fractions.test * minimum / items
     test = math.ceil(needed * 20 + 0.5) / 20  # half a step more, because groups of similar rows are not divided
-    if test > MAX_TEST_FRACTION:
-        return ""
     train = round(1 - fractions.validation - test, 4)
+    if test > MAX_TEST_FRACTION or train < MIN_TRAIN_FRACTION:
+        return ""
     suggestion = f"{{train: {train:g}, validation: {fractions.validation:g}, test: {test:g}}}"
     return f". Set data_curation.fractions to {suggestion}"
 

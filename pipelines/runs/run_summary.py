@@ -32,9 +32,9 @@ def format_run(result: dict[str, Any]) -> list[str]:
     command = "tuneline" if shutil.which("tuneline") else os.path.relpath(sys.argv[0])
     if result["verdict"] == "accepted" and registered["model_version"] and "champion" not in registered["aliases"]:
         target = f"{registered['model_name']} --version {registered['model_version']}"
-        lines.append(
-            f"not promoted; to promote this version: {command} promote {target}{_build_workdir_option(result)}"
-        )
+        if Path(result["workdir"]) != artifact_store.Workdir.from_environment().root:
+            target += f" --workdir {shlex.quote(result['workdir'])}"
+        lines.append(f"not promoted; to promote this version: {command} promote {target}")
     if artifacts["repository"]:
         lines.append(f"chat with the model: {command} chat {artifacts['repository']}")
         lines.append(f"serve the model: {command} serve {artifacts['repository']}")
@@ -47,12 +47,6 @@ def format_run(result: dict[str, Any]) -> list[str]:
     lines.append(f"cost: {run_costs.format_costs(result['cost'])}")
     cached = ", ".join(stage["name"] for stage in stages if stage["cached"])
     return [*lines, f"total: {result['seconds']:.0f} s" + (f"; cached: {cached}" if cached else "")]
-
-
-def _build_workdir_option(result: dict[str, Any]) -> str:
-    """Return the option of a command for this run's registry; empty for the default workdir of this folder."""
-    is_default = Path(result["workdir"]) == artifact_store.Workdir.from_environment().root
-    return "" if is_default else f" --workdir {shlex.quote(result['workdir'])}"
 
 
 def format_unreadable(dataset: Path) -> list[str]:
