@@ -12,9 +12,11 @@ import io
 import json
 import os
 import re
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -332,7 +334,7 @@ def _follow(run: SubmittedRun, reporter: Reporter, timeout: float, interval: flo
     while True:
         try:
             with _translate_errors(run.server, run.url), _suppress_output():
-                current = run.client.get_run(run.run_id)
+                current = _request_run(run)
         except EngineMissingError as error:
             if time.monotonic() - began > UNRESPONSIVE_TIMEOUT_SECONDS:
                 raise
@@ -350,6 +352,24 @@ def _follow(run: SubmittedRun, reporter: Reporter, timeout: float, interval: flo
             return current
         _pause(run, timeout, interval)
         began = time.monotonic()
+
+
+def _request_run(run: SubmittedRun) -> Any:
+    """Return the server's object of the run.
+
+    Another thread sends the request: an interrupt inside urllib3 can leave the lock of its connection pool acquired, and
+    the process would then wait for this lock at its exit.
+    """
+    response: Future[Any] = Future()
+
+    def send() -> None:
+        try:
+            response.set_result(run.client.get_run(run.run_id))
+        except Exception as error:
+            response.set_exception(error)
+
+    threading.Thread(target=send, daemon=True).start()
+    return response.result()
 
 
 def _pause(run: SubmittedRun, timeout: float, interval: float) -> None:

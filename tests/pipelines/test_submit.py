@@ -26,6 +26,8 @@ from typing import Any
 import pytest
 import yaml
 
+from components.common.runtime.errors import InterruptedRunError
+from components.common.runtime.reporters import SilentReporter
 from pipelines.cli.application import app
 from pipelines.cli.main import main
 from pipelines.config import platform_config
@@ -957,6 +959,29 @@ def test_interrupt_ends_the_wait_and_not_the_run(api: KfpApi, pipeline_file: Pat
     assert out == ""
     assert SECRET not in err
     assert not [call for call in api.calls if ":terminate" in call.path]
+
+
+def test_interrupt_does_not_end_a_request_midway() -> None:
+    """An interrupted urllib3 can hold a lock for which the process waits at its exit."""
+    sent, may_answer, answered = (threading.Event() for _ in range(3))
+
+    class Client:
+        def get_run(self, run_id: str) -> None:
+            sent.set()
+            may_answer.wait(60)
+            answered.set()
+
+    def interrupt() -> None:
+        sent.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    server = submission.KubeflowServer("http://127.0.0.1:1")
+    run = submission.SubmittedRun(Client(), server, "1", "r", "e", "http://127.0.0.1:1/1", frozenset())
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(InterruptedRunError, match="stopped waiting; the run continues"):
+        submission.wait_for_run(run, SilentReporter())
+    may_answer.set()
+    assert answered.wait(60)
 
 
 # Documentation
