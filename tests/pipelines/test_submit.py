@@ -977,9 +977,13 @@ def test_interrupt_does_not_end_a_request_midway() -> None:
 
     server = submission.KubeflowServer("http://127.0.0.1:1")
     run = submission.SubmittedRun(Client(), server, "1", "r", "e", "http://127.0.0.1:1/1", frozenset())
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(InterruptedRunError, match="stopped waiting; the run continues"):
-        submission.wait_for_run(run, SilentReporter())
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(InterruptedRunError, match="stopped waiting; the run continues"):
+            submission.wait_for_run(run, SilentReporter())
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     may_answer.set()
     assert answered.wait(60)
 
