@@ -431,6 +431,16 @@ def test_page_becomes_sections_only_if_configured(read_file) -> None:
     ]
 
 
+@pytest.mark.parametrize("container", ["", "<div>"])
+def test_headings_and_lists_remain_in_a_page_without_a_main_element(read_file, container: str) -> None:
+    page = PAGE.replace("<article>", container).replace("</article>", container.replace("<", "</"))
+    sections = read_file("a.html", page, text_unit="section")
+    assert get_texts(sections) == get_texts(read_file("b.html", PAGE, text_unit="section"))
+    (whole,) = read_file("c.html", page)
+    assert whole.fields["text"].startswith("Install")
+    assert "- nested" in whole.fields["text"]
+
+
 # --- spreadsheets -----------------------------------------------------------------------------------------------------
 
 WORKBOOK = build_xlsx(

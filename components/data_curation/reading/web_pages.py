@@ -101,7 +101,7 @@ def _parse_page(
     sample = html[:SAMPLE_CHARACTERS]
     if len(sample) - len(sample.translate(CONTROL_CHARACTERS)) > len(sample) / 20:
         return UnreadableRecord(file, number, "binary data, not a page")
-    text, title = extract_main_text(html, url)
+    text, title = extract_main_text(html, url, is_crawled=extracted_from != "html")
     if not text:
         return UnreadableRecord(file, number, "no main text was found in the page")
     return Record(file, number, _build_page_fields(text, url, title), extracted_from)
@@ -111,9 +111,9 @@ def _build_page_fields(text: str, url: str, title: str = "") -> dict[str, object
     return {"text": text, **({"url": url} if url else {}), **({"title": title} if title else {})}
 
 
-def extract_main_text(html: str, url: str = "") -> tuple[str, str]:
+def extract_main_text(html: str, url: str = "", *, is_crawled: bool = True) -> tuple[str, str]:
     """Return the main text of a page, one block per line, and its title; "" for a missing text or title."""
-    text, title = _extract_main(html, url, "txt")
+    text, title = _extract_main(html, url, "txt", is_crawled=is_crawled)
     lines = []
     for line in text.strip().splitlines():
         # Remove the outer bars, empty cells and header rules of table rows (| a | b |).
@@ -126,11 +126,11 @@ def extract_main_text(html: str, url: str = "") -> tuple[str, str]:
 
 
 def extract_main_xml(html: str) -> tuple[str, str]:
-    """Return the main text of a page as trafilatura's XML, and its title; "" for a missing text or title."""
-    return _extract_main(html, "", "xml")
+    """Return the main text of a document as trafilatura's XML, and its title; "" for a missing text or title."""
+    return _extract_main(html, "", "xml", is_crawled=False)
 
 
-def _extract_main(html: str, url: str, output_format: str) -> tuple[str, str]:
+def _extract_main(html: str, url: str, output_format: str, *, is_crawled: bool) -> tuple[str, str]:
     trafilatura = _load_trafilatura()
     html = html.replace("\0", "")
     try:
@@ -140,6 +140,14 @@ def _extract_main(html: str, url: str, output_format: str) -> tuple[str, str]:
         if tree is None:
             return "", ""
         title = " ".join((tree.findtext(".//title") or "").split())
+        # In a page without a main element, trafilatura finds paragraphs only. That suits a crawled page, whose other
+        # elements are often menus. A document would lose its headings and lists, so its body is the main element.
+        body = tree.find("body")
+        if not is_crawled and body is not None and not any(find(tree) for find in trafilatura.xpaths.BODY_XPATH):
+            main = tree.makeelement("article")
+            main.text, body.text = body.text, None
+            main.extend(list(body))
+            body.append(main)
         text = trafilatura.extract(
             tree, url=url or None, include_comments=False, prune_xpath=PRUNED_ELEMENTS, output_format=output_format
         )
@@ -151,6 +159,7 @@ def _extract_main(html: str, url: str, output_format: str) -> tuple[str, str]:
 @cache
 def _load_trafilatura() -> ModuleType:
     import trafilatura
+    import trafilatura.xpaths
 
     for name in ("trafilatura", "charset_normalizer", "htmldate", "justext"):
         logging.getLogger(name).addHandler(logging.NullHandler())  # the quarantine lists unreadable pages
