@@ -113,6 +113,18 @@ class CurationResult:
         """The kind of all rows."""
         return self.prepared.kind
 
+    def find_first_rejected(self) -> dict[str, str]:
+        """Return "FILE:LINE" of the first rejected row by reason."""
+        first: dict[str, str] = {}
+        for begin, table in self.prepared.iterate_tables(["file", "line", "reason"]):
+            for number, row in enumerate(table.to_pylist(), begin):
+                rejection = self.verdicts.rejections.get(number)
+                if reason := rejection.reason if rejection else row["reason"]:
+                    first.setdefault(reason, f"{row['file']}:{row['line']}")
+            if len(first) == sum(map(bool, self.rejected.values())):
+                break
+        return first
+
     def iterate_contents(self, split: str, others: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
         """Yield the content of a split's rows (see rows.CONTENT_COLUMNS), their `source`, and `others`, such as meta."""
         for begin, table in self.prepared.iterate_tables([*CONTENT_COLUMNS[self.kind], "source", *others]):

@@ -166,6 +166,7 @@ class RunSurvey:
         examples_by_source: the number of training examples of each source.
         trained_rows: a warning for each dataset of the base model's lineage that has test rows.
         reference_rewards: the mean reward of the reference answers by the name of the reward, and their number.
+        first_rejected: the place of the first rejected row by reason.
     """
 
     config: Customization
@@ -184,6 +185,7 @@ class RunSurvey:
     examples_by_source: dict[str, int]
     trained_rows: list[str]
     reference_rewards: tuple[dict[str, float], int]
+    first_rejected: dict[str, str]
 
     @property
     def steps(self) -> int:
@@ -321,6 +323,13 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
             "formats": survey.curated.prepared.count_formats(),
             "splits": counts["splits"],
         },
+        "dropped": {
+            "first_rejected": survey.first_rejected,
+            "first_unreadable": [
+                f"{record.file}:{record.line}: {record.reason}"
+                for record in survey.curated.prepared.unread[:MAX_SHOWN_SOURCES]
+            ],
+        },
         "tokens": {
             "tokenised_rows": tokenized.rows,
             "mean": round(tokens.mean_length, 2),
@@ -413,6 +422,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                 if metrics := list_test_call_metrics(config):
                     _check_tool_rows(curated, metrics)
                 _check_quantization_rows(curated, config)
+                first_rejected = curated.find_first_rejected()
                 completed, tokens, examples_by_source = _count_tokens(curated, config, outline, shape, reporter)
                 reference_rewards = _score_references(curated, config.fine_tuning)
                 if config.fine_tuning.max_length is None:  # the contexts can be checked with the chosen length
@@ -443,6 +453,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
         examples_by_source=examples_by_source,
         trained_rows=trained_rows,
         reference_rewards=reference_rewards,
+        first_rejected=first_rejected,
     )
 
 
@@ -977,6 +988,11 @@ def format_estimate(result: Json) -> list[str]:
         f"rows      {rows['kept']} of {rows['in']} kept; rejected: {rejected}; unreadable: {rows['quarantined']}; "
         f"formats: {formats}",
         f"          {splits} (near-duplicates not removed)",
+        *(
+            f"          first row rejected as {reason}: {place}"
+            for reason, place in result["dropped"]["first_rejected"].items()
+        ),
+        *(f"          unreadable: {record}" for record in result["dropped"]["first_unreadable"]),
         f"tokens    {tokens['mean']:g} per row, at most {tokens['longest']}; {tokens['cut_share']:.1%} of the rows are "
         f"truncated ({basis['tokens']})",
         f"training  {format_count(result['steps'], 'step')} ({basis['steps']}), {tokens['trained']:,} tokens, "

@@ -45,7 +45,7 @@ from tests.pipelines.project import write_project
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
 KEYS = {
     *("dry_run", "rows", "tokens", "steps", "epochs", "recipe", "parameters", "memory", "disk", "seconds", "stages"),
-    *("basis", "sources", "reference_rewards", "suite", "warnings", "cost"),
+    *("basis", "sources", "reference_rewards", "suite", "warnings", "cost", "dropped"),
 }
 
 
@@ -542,11 +542,17 @@ def test_dropped_and_unreadable_rows_are_counted_by_reason_and_format(fresh_proj
         json.dumps({"weather": "fine"}),
     ]
     (fresh_project / "mixed.jsonl").write_text("\n".join(mixed) + "\n")
-    counts = estimate(f"data_curation.sources=[{fresh_project / 'mixed.jsonl'}]")["rows"]
+    result = estimate(f"data_curation.sources=[{fresh_project / 'mixed.jsonl'}]")
+    counts = result["rows"]
     assert counts["in"] == 160
     assert (counts["kept"], counts["quarantined"]) == (156, 2)
     assert counts["rejected"] == {"empty_answer": 1, "exact_duplicate": 1}
     assert counts["formats"] == {"alpaca": 157, "prompt_completion": 1}
+    text = "\n".join(line.strip() for line in format_estimate(result))
+    assert "first row rejected as exact_duplicate: mixed.jsonl:157\n" in text
+    assert "first row rejected as empty_answer: mixed.jsonl:159\n" in text
+    assert "\nunreadable: mixed.jsonl:158: " in text
+    assert len(result["dropped"]["first_unreadable"]) == 2
 
 
 def test_rows_of_an_evaluation_set_are_counted_as_contaminated(fresh_project: Path, estimate: Estimate) -> None:
