@@ -349,7 +349,8 @@ Throughput is in customizations per minute; times are in seconds.
 Two choices affect these results:
 
 - A process requests the next block while it waits for the current one, as with readahead and write-back. Without this overlap, it lost about 2 ms per
-  block, and `one team` missed its throughput goal on a machine with a load of 10. The result was 11.45 customizations per minute (simulated 12.17, error +6.3%).
+  block, and `one team` missed its throughput goal on a machine with a load average of 10. The
+  result was 11.45 customizations per minute (simulated 12.17, error +6.3%).
 - Teams start 50 ms apart. When all teams submitted at the same time, in random order, `mixed` missed both goals. The result was 33.4 customizations per minute
   (simulated 29.0, error -13.0%) and a mean wait of 3.01 s (simulated 3.66, error +21.6%). With few customizations of different sizes, the
   throughput depends on their order: the simulator gives 29.2 to 35.0 per minute for 200 random orders of the first six customizations.
@@ -368,7 +369,7 @@ Each customization reads its model, computes, writes a checkpoint, computes agai
 - The computation times are known exactly. In a plan, the errors of [estimated times](sizing-validation.md) exceed the errors above.
 - Training on several nodes is not emulated.
 
-Measured {date} on {cores} cores of {processor}, with a load of {load} from other work, Python {python}.
+Measured {date} on {cores} cores of {processor}, with a load average of {load} from other work, Python {python}.
 """
 
 

@@ -38,9 +38,10 @@ windows the command needs to detect drift. [Statistics](../explanation/statistic
 
 Prompts are drawn at random, with replacement, from {texts}.
 Embeddings are mean input embeddings of the demo's model ({embedding_ms:.2f} ms of CPU time per prompt). The reference has
-{reference} windows of {window} prompts. Drift begins after {change} clean windows. A run ends with the alarm or {after} windows later.
+{reference} windows of {window} prompts. Drift begins after {change} clean windows. A run ends with the alarm, or {after} windows after the drift begins.
 
-- **near**: the demo's questions about other Python packages
+- **demo**: the demo's questions, drawn before the drift
+- **near**: the demo's questions, about other Python packages
 - **far**: instructions about other topics
 - **language**: texts in other languages
 - **slow**: the share of near prompts grows from 0 after window {slow_from} to {slow_share:.0%} in window {slow_to}
@@ -53,7 +54,7 @@ LIMITS = """## Limits
 - There are few runs: the standard error of a share is up to 50% divided by the square root of the number of runs.
 - The guarantee without drift is a theorem for independent prompts; the simulation checks the code. The guarantee does not hold for similar prompts from one source.
 - A far topic differs more from the demo's questions than most changes in real traffic.
-- A near topic is hard to detect, because the questions have few forms and differ only in names.
+- Drift to a near topic is hard to detect, because the questions have few forms and differ only in names.
 - Tested with one embedding model, one reference size and one window size.
 """
 

@@ -138,7 +138,7 @@ def _beside(results: dict[str, Any]) -> str:
     if results["load"] > results["cores"] / 2:
         told += "\nOther programs were using the CPU: compare the CPU seconds, not the elapsed seconds.\n"
     slow = [task for task in results["lengths"] if speed(results, "cpu", task) < SPEED]
-    missed = f" Tasks that miss it in CPU time: {', '.join(slow)}." if slow else ""
+    missed = f" Tasks that miss the goal in CPU time: {', '.join(slow)}." if slow else ""
     return f"## Compared with lm-eval\n\n{table_of(head, rows)}\n{told}\n{goal} ({wall:.2f}, in CPU time {cpu:.2f}).{missed}\n"
 
 
@@ -186,7 +186,7 @@ def _together(results: dict[str, Any]) -> str:
     head = ["", "s", "CPU s", "ratio of both to this", f"goal: at most {TOGETHER:g}"]
     exact = (
         f"Log-likelihoods differ by at most {told['added_apart']:.1e} nats per request between an update added to the weights and one that is "
-        f"not. The difference between models scored together and alone is at most {told['together_apart']:.1e}.\n"
+        f"not. The difference between models scored together and alone is at most {told['together_apart']:.1e} nats.\n"
     )
     return f"## An adapter and its base\n\n{TOGETHER_TOLD.format(added=ADDED, beside=BESIDE, both=BOTH)}\n{table_of(head, rows)}\n{exact}"
 

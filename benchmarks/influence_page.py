@@ -95,7 +95,7 @@ def _summarize(cases: Sequence[CaseResult], words: Sequence[WordResult]) -> str:
         difference = result.lds[KERNEL] - result.lds[LEXICAL]
         error = difference.std(ddof=1) / len(difference) ** 0.5
         lines.append(
-            f"- Goal: the kernel's LDS exceeds that of shared words by two standard errors ({result.case.name}): "
+            f"- Goal: the gradient kernel's LDS exceeds that of shared words by two standard errors ({result.case.name}): "
             f"{met(bool(difference.mean() > 2 * error))} ({_describe_mean(difference)})"
         )
     for share in sorted({effect.share for one in words for effect in one.effects}):
@@ -145,5 +145,5 @@ def _describe_sharing(words: Sequence[WordResult]) -> str:
     mean = sum(one.seconds for one in words) / len(words)
     return (
         f"An explanation with all deletions takes {mean:.1f} CPU seconds on average. The engine computes the words before a removed "
-        f"word once. Without shared prefixes, the last question takes {whole:.1f} instead of {shared:.1f} seconds.\n"
+        f"word once. Without shared prefixes, the last question takes {whole:.1f} instead of {shared:.1f} CPU seconds.\n"
     )

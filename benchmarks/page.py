@@ -17,7 +17,7 @@ RECALL, PRECISION, SPEED, MEMORY = 0.97, 0.95, 2_000, 6 * GIB
 HEAD = """# Data curation, measured
 
 `make bench-curation` writes this page in about an hour. CPU seconds cover all processes of a command, including imports. Memory
-is the peak of the sum over these processes, sampled ten times a second. Sections were measured at different commits.
+is the highest total of these processes, sampled ten times a second. Sections were measured at different commits.
 """
 
 TITLES = (
@@ -48,7 +48,7 @@ MEASURES = """- **recall**: share of the true pairs with at least one document r
 - **far**: share of the removed documents without a true partner among the kept documents. If a is similar to b and b to c,
   most tools keep only a; tuneline removes a row only if a kept row is similar to it
 
-All tools read the same JSONL file, with word 5-grams and 128 permutations. Some differences result from how the tools split words.
+All tools read the same JSONL file and use word 5-grams and 128 permutations. Some differences result from how the tools split words.
 """
 
 PUBLIC = """## Near duplicates in public text
@@ -65,8 +65,8 @@ tokenizer.
 
 BASELINE = """## Default curation, compared with an earlier commit
 
-CPU seconds are those of `tuneline curate` without a configuration, the median of alternating runs, {repeats} per checkout and
-source. The baseline is commit `{baseline}`. Memory is the highest peak (PSS). The defaults of the checkouts may differ.
+CPU seconds are those of `tuneline curate` without a configuration: the median of alternating runs (per checkout and
+source: {repeats}). The baseline is commit `{baseline}`. Memory is the highest peak (PSS). The defaults of the checkouts may differ.
 """
 
 
@@ -80,8 +80,8 @@ ASKED = """Consequences:
   candidates exactly and assigns the splits; its memory follows the fit above.
 - Divide a corpus that is too large for one machine by source or language, with one `data_versioning.name` per part. A row that occurs in two
   parts stays in both. Curating the corpus in several rounds does not help, because rows of earlier versions cost as much as new rows.
-- CPU time is divided among cores, because chunks of rows are independent: {cores} cores take {hours} for these sizes.
-- Shared disk: every row has {count} entries of {entry} bytes (bucket and row), {bands} in total. A worker processes one band at a time, so
+- CPU time is divided among cores, because chunks of rows are independent: {cores} cores take {hours} for {rows}.
+- Shared disk: every row has {count} entries of {entry} bytes (bucket and row), {bands} in total for these sizes. A worker processes one band at a time, so
   {count} workers can run at once.
 """
 
@@ -119,7 +119,7 @@ def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def made_with(part: dict[str, Any]) -> str:
     machine = f"{part['processor']}, {part['cores']} cores, {part['memory'] / GIB:.0f} GiB, Python {part['python']}"
-    return f"```text\n{part['command']}\n```\n\nMeasured at commit `{part['commit']}` on {machine}; load {part['load']} at the start.\n"
+    return f"```text\n{part['command']}\n```\n\nMeasured at commit `{part['commit']}` on {machine}; load average {part['load']} at the start.\n"
 
 
 def _public(part: dict[str, Any]) -> str:
@@ -378,7 +378,7 @@ def _slopes(runs: list[dict[str, Any]]) -> str:
         begin = f"{start:.0f} s" if key == "cpu" else f"{start / MIB:,.0f} MiB"
         rows.append([name, begin, each, *(f"{(start + slope * far) / factor:,.0f} {unit}" for far in FAR)])
     table = table_of(["", "constant", "per row", *(f"at {far:,} rows" for far in FAR)], rows)
-    return "Linear fits of these sizes, extrapolated:\n\n" + table + "\n" + _grown(runs) + "\n" + _asked(runs)
+    return "Linear fits of these measurements, extrapolated:\n\n" + table + "\n" + _grown(runs) + "\n" + _asked(runs)
 
 
 def _grown(runs: list[dict[str, Any]]) -> str:
@@ -404,6 +404,7 @@ def _asked(runs: list[dict[str, Any]]) -> str:
     return ASKED.format(
         fits=fits or "memory does not grow with the rows",
         hours=hours,
+        rows=" and ".join(f"{far:,} rows" for far in FAR),
         bands=bands,
         cores=CORES,
         count=BAND_COUNT,

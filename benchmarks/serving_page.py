@@ -17,7 +17,7 @@ HEAD = """# Serving, measured
 
 `benchmarks/serving.py` writes this page. It compares a tuneline package, the same package with one slot (no batching) and, on request, vLLM
 behind a Python model of the benchmark. They run alternately in the same Triton server binary. The model is `{model}` ({parameters:.0f}M parameters) in
-float32, threads per engine: {threads}. {texts} prompts have about {lengths} tokens; every answer has {max_tokens} tokens, decoded
+float32 (threads per engine: {threads}). The {texts} prompts have about {lengths} tokens; every answer has {max_tokens} tokens, decoded
 greedily and streamed. The load client runs on the same machine.
 """
 
@@ -131,7 +131,8 @@ def _wanted(one: dict[str, Any]) -> str:
 def markdown(results: dict[str, Any], plot: str) -> str:
     """Return the page; `plot` is the address of the plot."""
     settings = results["settings"]
-    told = {**settings, "parameters": results["parameters"] / 1e6, "lengths": ", ".join(map(str, settings["lengths"]))}
+    lengths = " or ".join(", ".join(map(str, settings["lengths"])).rsplit(", ", 1))
+    told = {**settings, "parameters": results["parameters"] / 1e6, "lengths": lengths}
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     failed = "".join(f"\n**{name}** was not measured: {error}\n" for name, error in results["errors"].items())
     parts = [

@@ -18,9 +18,9 @@ HEAD = """# An hour of load
 gateway, the server and each model's process every {every:g} s. The model is `{model}` ({parameters:.0f}M parameters, float32, threads: {threads}).
 
 The official OpenAI client with an API key sends {rate:g} requests per second on average (a Poisson process, seed {seed}) for {minutes:g} minutes.
-The total equals one request every {seconds:.0f} seconds for a day. The requests are completions and chats, whole or streamed. Some are sampled with a seed, some are
+The requests are completions and chats, whole or streamed. Some are sampled with a seed, some are
 constrained to a JSON schema, and some come from clients that hang up early. Prompts have 8 to 256 tokens, and answers up to 64.
-Each answer is compared with the first one to the same request.
+Each answer is compared with the first answer to the same request.
 """
 
 MEMORY = """**begin** is the median of the first {window:g} minutes after a warm-up of {warmup:g} minutes, **end** that of the last {window:g} minutes, and

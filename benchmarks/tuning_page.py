@@ -16,7 +16,7 @@ LOSS = 0.01  # of the peer's held-out loss by which ours may lie above it and st
 HEAD = """# Fine-tuning, measured
 
 `benchmarks/fine_tuning.py` writes this page. It trains the embedded model with tuneline, a plain TRL script and LLaMA-Factory, one after the
-other in separate processes. All use the same rows once; LoRA of rank {rank}, alpha {alpha:g}, without dropout, on all linear layers; a constant
+other in separate processes. Common settings: each row once; LoRA of rank {rank}, alpha {alpha:g}, without dropout, on all linear layers; a constant
 learning rate of {learning_rate:g}; {batch_size} rows per optimizer step, packed or not; float32 weights; at most {max_length} tokens per row; and
 {threads} threads. Other settings are defaults, except tuneline's micro_batch_size and the settings of systems whose names end in `-kept` or `-best`.
 """
@@ -99,7 +99,7 @@ def markdown(results: dict[str, Any], plot: str) -> str:
             HEAD.format(**settings),
             _data(results["data"]),
             "## Side by side\n",
-            made_with(results) + f"\nOn {results['date']}.\n",
+            made_with(results) + f"\nThe measurements ran on {results['date']}.\n",
             table_of(
                 ["", "useful tokens", "s", "tokens/s", "CPU s", "padding", "peak memory", "held-out loss"], _rows(rows)
             )

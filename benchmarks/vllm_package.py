@@ -98,7 +98,7 @@ def rendered(made: artifact_folder.Artifact, used: dict[str, str]) -> str:
     proof = json.loads((made.path / "proof.json").read_text(encoding="utf-8"))
     figures = {name: proof[name] for name in ("server_version", "ready_seconds", "golden_prompts", "matched")}
     speeds = " and ".join(
-        f"{speed:.0f} tokens/s at {clients} client{'s' * (clients != '1')}"
+        f"{speed:.0f} tokens/s with {clients} client{'s' * (clients != '1')}"
         for clients, speed in proof["tokens_per_second"].items()
     )
     here = circumstances("benchmarks.vllm_package")
@@ -119,7 +119,7 @@ PAGE = """# A package served by vLLM
 
 `make vllm-package` writes this page with `{command}`. Measured on {date} at commit {commit} on {processor}, {cores} cores, {gib:.0f} GiB, Python {python}.
 
-Triton {server_version} with tuneline's backend for vLLM, and {told}, served one package in float32 on a CPU. The package contained a random model
+Triton {server_version} served one package in float32 on a CPU, with tuneline's backend for vLLM, {told}. The package contained a random model
 of two layers with four heads of size 64, and two random LoRA adapters of rank 8. The base and the adapters answered {golden_prompts} prompts in total with {tokens}
 tokens per answer, decoded greedily. Answers were returned over HTTP and streamed over gRPC, for one and for eight requests at a time. The server was
 ready after {ready_seconds:.0f} seconds. It reached {speeds}; these few short requests are not a benchmark.
@@ -130,11 +130,11 @@ ready after {ready_seconds:.0f} seconds. It reached {speeds}; these few short re
 |---|---|---|---|
 {rows}
 
-vLLM's CPU build has a defect: in a mixed batch, it applies the adapter in the last slot to requests without an adapter. On a CPU,
+vLLM's CPU build has a defect: if a batch also contains requests without an adapter, it applies the adapter in the last slot to them. On a CPU,
 tuneline's backend therefore starts the engine with one additional, empty slot. Triton's own backend uses `max_loras` of model.json unchanged.
 
-Not tested: GPUs, bfloat16, and Triton's own vLLM backend. According to Triton's documentation, tuneline's backend reads the same files and
-answers the same requests.
+Not tested: GPUs, bfloat16, and Triton's own vLLM backend. According to Triton's documentation, it reads the same files and
+answers the same requests as tuneline's backend.
 """
 
 if __name__ == "__main__":

@@ -456,7 +456,7 @@ def row(image: str, figures: Figures) -> str:
 PAGE = """# Images built and run
 
 `make images-check` writes this page with `{command}`.
-Measured on {date} at commit {commit} on {processor}, {cores} cores with a load of {load}, {gib:.0f} GiB, Python {python}.
+Measured on {date} at commit {commit} on {processor}, {cores} cores with a load average of {load}, {gib:.0f} GiB, Python {python}.
 
 buildah built the images without a registry, on a stand-in for the public base image: Debian 12, installed by mmdebstrap with
 {packages}. All packages came from a folder of wheels, as in an air-gapped environment.
@@ -465,7 +465,7 @@ In each image, the user was {uid}:{gid} without other groups or capabilities. Wr
 ({tried}), except to `/tmp`, `/dev/shm` and the volume.
 A connection that works outside the container also failed ({connecting}). The image's labels contained the version and commit.
 
-Under these limits, each image ran its stage on {lines} lines of data and a tiny model. The digests equal those of the same commands run outside:
+Under these limits, each image ran its stage on {lines} lines of data with a tiny model. The digests equal those of the same commands run outside:
 
 | image | build, s | size with base, MiB | work | outside, s | in the image, s | digest, inside and outside |
 |---|---|---|---|---|---|---|

@@ -32,7 +32,7 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences that limit the comparison."""
+        """The limits of the comparison, as sentences."""
         return list(self.values["warnings"])
 
     def as_dict(self) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class Registry:
         """Trace a version back to the dataset's revision and the raw files, and verify every digest.
 
         Args:
-            reference: NAME@ALIAS, NAME@3 or NAME/3; NAME means its champion.
+            reference: NAME@ALIAS, NAME@3 or NAME/3; NAME alone means its champion.
             customization: customization whose section `data_versioning` locates the data repository.
 
         Returns:

@@ -151,7 +151,7 @@ def package(
         output: folder of the repository.
         customization: the customization, or the path of its file. None: the defaults.
         adapters: folders of additional adapters of the same base model, by name; vLLM only.
-        dataset: dataset whose test split measures a quantized model. None: the dataset that the model was trained on.
+        dataset: dataset whose test split is used to measure a quantized model. None: the model's training dataset.
         workdir: folder of the artifact store.
         overwrite: replace an existing artifact in the output folder.
         quiet: report no progress.

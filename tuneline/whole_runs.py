@@ -73,7 +73,7 @@ def run(
 ) -> RunResult | RunEstimate:
     """Run the whole pipeline: curate, version, fine-tune, evaluate, package, register and promote.
 
-    The run is a child process, like `tuneline run`. Results of finished stages come from the cache, and the
+    The run is a child process, as with `tuneline run`. Results of finished stages come from the cache, and the
     same call resumes an interrupted run. A KeyboardInterrupt stops the run after it has saved its work.
 
         result = run(Customization.load("customization.yaml"), workdir="my-project")

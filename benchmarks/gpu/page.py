@@ -23,15 +23,16 @@ GB = 10**9
 
 HEAD = """# One NVIDIA GPU, measured
 
-`make bench-gpu` measures training, serving and scoring on one NVIDIA GPU and writes this page; it needs the packages that
-`benchmarks/gpu/__main__.py` lists and downloads nothing. The model has the shape of Llama 3 8B (`1b`: Llama 3.2 1B) and
+`make bench-gpu` measures training, serving and scoring on one NVIDIA GPU and writes this page. It needs the packages listed in
+`benchmarks/gpu/__main__.py`, and downloads nothing. The model has the shape of Llama 3 8B (`1b`: Llama 3.2 1B) and
 random weights, which cost the same as trained ones. Texts are the documentation of Python's standard library: rows of
 {mean:.0f} tokens on average in the packed cases, and answers concatenated into full-length rows in the others. LoRA has rank 16
 on all linear layers, without dropout, in bfloat16.
 
-Tokens are those of the rows, without padding. Rates cover the steps after the first {warmup}: for tuneline their mean,
-including the wait for rows; for TRL the median, which leaves out its slow steps. MFU counts
-4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](../how-to/fine-tuning.md#tested-devices)), relative to
+Tokens are those of the rows, without padding. Rates cover the steps after the first {warmup}. For tuneline, the rate is the mean,
+including the wait for rows; for TRL, it is the median, which leaves out slow steps. MFU (model FLOPs utilization) counts
+4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter. N is the number of parameters, E that
+of the input embedding, L the number of layers, d the size of the queries, and T the row length. MFU is relative to
 {peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
 """
 
@@ -46,8 +47,8 @@ CHANGES = """## Changes made after these measurements
 - **Memory** of attention `sdpa` was underestimated by 11%; the estimate now counts the copies that a mask requires.
 - **Liger** replaces layers for a whole process. tuneline now restores them after training; previously, a later compiled run in the process failed.
 
-The time without kernels separates `lora-packed` from 55% MFU: its kernels take 0.88 s per 16,384 tokens (twice
-the profiled half step), and the step takes 0.96 s. Without that difference, the MFU would be 57%. Most of the kernel time
+Because of the time without kernels, `lora-packed` misses the goal of 55% MFU: its kernels take 0.88 s per 16,384 tokens (twice
+the profiled half step), and the step takes 0.96 s. Without this gap, the MFU would be 57%. Most of the kernel time
 is spent on matrix products; LoRA's small products, norms and activations are memory-bound. The first step of the compiled cases takes
 73 to 88 seconds.
 """
@@ -61,7 +62,7 @@ def write_page(results: Results, path: Path, commit: str) -> None:
     parts = [
         HEAD.format(mean=results["lora-packed"]["mean_row_tokens"], warmup=WARMUP_STEPS, peak=PEAK_FLOPS / 1e12),
         f"Measured with the code of `{commit}` on one {machine['gpu']}: a bfloat16 product of 8,192³ ran at\n"
-        f"{machine['product_flops'] / 1e12:.0f} TFLOP/s ({machine['product_flops'] / PEAK_FLOPS:.0%} of the peak), a copy at "
+        f"{machine['product_flops'] / 1e12:.0f} TFLOP/s ({machine['product_flops'] / PEAK_FLOPS:.0%} of the peak), and a copy ran at "
         f"{machine['copy_bytes_per_second'] / 1e12:.1f} TB/s.\nPython {machine['python']}, {versions}.\n"
         f"{'' if has_flash_attention else 'The package flash-attn was not installed. '}{_list_runs(results)}\n",
         "## Goals\n\n" + _list_goals(results),
@@ -210,7 +211,7 @@ def _describe_scoring(results: Results) -> str:
         f"The benchmark computes {score['requests']:,} likelihoods, of four continuations per question, with the 8B model in bfloat16. "
         "With the same loaded model, tuneline is\n"
         f"{score['ratio']:.2f} × as fast as lm-eval's HFLM at its best batch size; the run took less than a second. The\n"
-        f"log-likelihoods differ by {score['median_difference']:.2f} nats in the median; neither was compared with float32.\n\n"
+        f"log-likelihoods differ by {score['median_difference']:.2f} nats in the median; neither system was compared with float32.\n\n"
         + table_of(["engine", "seconds"], rows)
     )
 

@@ -71,12 +71,12 @@ def check_parameters(parameters: Mapping[str, object]) -> None:
             build_arguments_validator(name, schema)
             reference = _find_unresolvable(schema)
         except ConfigurationError as error:
-            raise ValueError(f"has invalid tools: {error.message}; correct them or omit valid_calls") from None
+            raise ValueError(f"has invalid tools: {error.message}; correct the tools, or omit valid_calls") from None
         if reference:
             problem = (
                 f"the parameters of {name} refer to {reference}; expected a reference to a schema within the parameters"
             )
-            raise ValueError(f"has invalid tools: {problem}, or metrics without valid_calls")
+            raise ValueError(f"has invalid tools: {problem}; correct the tools, or omit valid_calls")
 
 
 def _find_unresolvable(schema: Any) -> str | None:

@@ -56,8 +56,8 @@ class DecontaminationConfig(_Section):
     ngram: int = Field(
         13,
         ge=5,
-        description="Length in words of the n-grams that a row and an item must share. Lower values reject more rows, "
-        "including chance matches.",
+        description="Length in words of the n-grams that are compared. A row that shares n-grams with an item is rejected. "
+        "Lower values reject more rows, including chance matches.",
     )
     shortest: int = Field(
         8,
@@ -68,20 +68,20 @@ class DecontaminationConfig(_Section):
     shortest_question: int = Field(
         4,
         ge=2,
-        description="Minimum length in words of a question. Questions from this length up to `shortest` match only a whole "
+        description="Minimum length in words of a question. Questions with fewer than `shortest` words match only a whole "
         "sentence, line or labelled part of a row.",
     )
     min_overlap: Share = Field(
         0.0,
-        description="Minimum share of the n-grams of an item's question, or of another of its texts, that a row must "
-        "contain to be rejected. 0: one n-gram is enough.",
+        description="Minimum share of the n-grams of one item text, such as its question, that a row must contain to be "
+        "rejected. 0: one n-gram is enough.",
     )
     ignore_common: int = Field(
         0,
         ge=0,
-        description="Number of items above which an n-gram, or a question with fewer than `shortest` words, counts as "
-        "a common phrase and is ignored. 0: ignore only questions with fewer than `ngram` words that occur in 3 or "
-        "more items of a set.",
+        description="Maximum number of items that contain an n-gram, or a question with fewer than `shortest` words. "
+        "Phrases of more items are ignored as common. 0: ignore only questions with fewer than `ngram` words that occur "
+        "in 3 or more items of a set.",
     )
 
     @model_validator(mode="after")
@@ -96,13 +96,13 @@ class TokensConfig(_Section):
 
     base_model: str = Field(
         "",
-        description="Model whose tokenizer is used. Default: fine_tuning.base_model. Tokens are not counted if the "
-        "tokenizer is not on this machine.",
+        description="Model whose tokenizer counts the tokens. Default: fine_tuning.base_model. Tokens are not counted if "
+        "the tokenizer is not on this machine.",
     )
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum row length in tokens, for the report's counts of truncated and packed rows. "
+        description="Maximum row length in tokens, from which the report computes truncation and packing. "
         "null: fine_tuning.max_length, or else the 95th percentile of the row lengths.",
     )
     sample: int = Field(
@@ -167,7 +167,7 @@ class QualityConfig(_Section):
     gopher: bool = Field(True, description="Apply Gopher's quality rules (Rae et al. 2021, A.1.1).")
     gopher_repetition: bool = Field(True, description="Apply Gopher's repetition rules (Rae et al. 2021, table A1).")
     c4: bool = Field(True, description="Apply C4's rules (Raffel et al. 2020, section 2.2).")
-    fineweb: bool = Field(True, description="Apply FineWeb's three line rules (Penedo et al. 2024).")
+    fineweb: bool = Field(True, description="Apply FineWeb's three rules for lines (Penedo et al. 2024).")
     min_words: int = Field(50, ge=0, description="Gopher: minimum number of words in a text.")
     max_words: int = Field(100_000, ge=1, description="Gopher: maximum number of words in a text.")
     min_mean_word_length: float = Field(3, ge=0, description="Gopher: minimum mean word length in characters.")
@@ -206,7 +206,7 @@ class QualityConfig(_Section):
         description="Gopher: maximum shares of characters in repeated 5- to 10-grams of words.",
     )
     min_line_words: int = Field(
-        5, ge=0, description="C4: minimum number of words in a line. Sentences of shorter lines are not counted."
+        5, ge=0, description="C4: minimum number of words in a line. Sentences in shorter lines are not counted."
     )
     min_sentences: int = Field(3, ge=0, description="C4: minimum number of sentences in the lines that C4 keeps.")
     terminal_punctuation: bool = Field(
@@ -240,12 +240,15 @@ class InstructionConfig(_Section):
     broken_roles: bool = Field(
         True,
         description="Drop conversations with turns out of order: an answer before any question, two questions in a "
-        "row, a system turn after the first, or a last turn not by the assistant.",
+        "row, a system turn after the first, or a last turn that is not the assistant's.",
     )
     placeholders: bool = Field(
-        True, description="Drop placeholder answers (nooutput, nan, only dots). Reject reason: `empty_answer`."
+        True,
+        description="Drop rows with placeholder answers (nooutput, nan, only dots). Reject reason: `empty_answer`.",
     )
-    echoes: bool = Field(True, description="Drop answers of at least 20 characters that only repeat the question.")
+    echoes: bool = Field(
+        True, description="Drop rows with an answer of at least 20 characters that only repeats the question."
+    )
     refusals: bool = Field(
         True,
         description="Drop supervised rows whose answers are mostly boilerplate refusals ('As an AI language model, I "
@@ -254,7 +257,7 @@ class InstructionConfig(_Section):
     max_refusal_characters: int = Field(
         400,
         ge=1,
-        description="Maximum length in characters of a boilerplate refusal. Longer answers are kept.",
+        description="Maximum length in characters of a boilerplate refusal. Longer answers do not count as refusals.",
     )
     cut_answers: bool = Field(
         False,
@@ -262,7 +265,7 @@ class InstructionConfig(_Section):
         "a token limit.",
     )
     min_cut_characters: int = Field(
-        200, ge=1, description="Minimum length in characters of an answer that can count as truncated."
+        200, ge=1, description="Minimum length in characters of an answer that is checked for truncation."
     )
 
 
@@ -311,7 +314,7 @@ class SemanticDuplicatesConfig(_Section):
         "dropped. With input embeddings, 0.8 finds reworded rows. null: off. "
         "Reject reason: `semantic_duplicate`.",
     )
-    model: str = Field("", description="Model of the embeddings. Empty: fine_tuning.base_model.")
+    model: str = Field("", description="Model that computes the embeddings. Empty: fine_tuning.base_model.")
     embeddings: Literal["input", "hidden_states"] = Field(
         "input",
         description="input: weighted mean of the model's input embeddings, without a forward pass; word order has no "
@@ -326,7 +329,7 @@ class DocumentsConfig(_Section):
         None,
         ge=32,
         description="Maximum length of a chunk in tokens of the base model. null: one token less than "
-        "data_curation.tokens.max_length, for the end-of-sequence token; 512 if that is not set either.",
+        "data_curation.tokens.max_length, for the end-of-sequence token, or 512 if no maximum length is set.",
     )
     overlap_sentences: int = Field(
         0,
@@ -383,8 +386,8 @@ class DataCurationConfig(_Section):
     documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunking and limits of documents.")
     max_other_kind_share: Share = Field(
         0.05,
-        description="Maximum share of rows whose kind (conversations, preference pairs, labelled rows, text) differs from "
-        "that of most rows. These rows are quarantined. A larger share is an error, unless only one row differs.",
+        description="Maximum share of rows whose kind (conversations, preference pairs, labelled rows, text) is not the "
+        "most frequent kind. These rows are quarantined. A larger share is an error, unless only one row differs.",
     )
     max_line_bytes: int = Field(
         10_000_000,
@@ -411,15 +414,15 @@ class DataCurationConfig(_Section):
     answer_min_words: int = Field(
         8,
         ge=1,
-        description="Minimum answer length in words for this rule: rows with equal or similar answers are assigned to "
-        "the same split. Lower values are stricter.",
+        description="Minimum length in words of the answers that are compared. Rows with equal or similar answers are "
+        "assigned to the same split. Lower values keep more rows together.",
     )
     decontamination: DecontaminationConfig = Field(
         default_factory=DecontaminationConfig, description="Evaluation sets to keep out of the dataset."
     )
     tokens: TokensConfig = Field(default_factory=TokensConfig, description="Token counts for the report.")
     language: LanguageConfig = Field(default_factory=LanguageConfig, description="Languages to keep.")
-    quality: QualityConfig = Field(default_factory=QualityConfig, description="The published heuristics for web text.")
+    quality: QualityConfig = Field(default_factory=QualityConfig, description="Published heuristics for web text.")
     instructions: InstructionConfig = Field(default_factory=InstructionConfig, description="Filters for conversations.")
     # Excluded if unused, so that a dataset without scores keeps its digest from before scores existed.
     quality_scores: QualityScoreSettings = Field(
@@ -429,13 +432,13 @@ class DataCurationConfig(_Section):
     )
     group_by: str = Field(
         "",
-        description="Field of the records, such as customer. Rows with the same value are assigned to the same split. "
-        "source: group by the row's source. Empty: no groups.",
+        description="Field of the records by which rows are grouped, such as customer. Rows with the same value are "
+        "assigned to the same split. source: group by the row's source. Empty: no groups.",
     )
     published: Literal["place", "drop", "ignore"] = Field(
         "place",
-        description="Rows of earlier revisions. place: keep them, and new rows similar to them, in their splits. "
-        "drop: also reject new rows that repeat them. ignore: reassign all rows.",
+        description="Treatment of the rows of earlier revisions. place: keep these rows, and new rows similar to them, in "
+        "their splits. drop: also reject new rows that repeat them. ignore: reassign all rows.",
     )
     engine: Literal["native", "ray"] = Field(
         "native",
@@ -443,12 +446,14 @@ class DataCurationConfig(_Section):
     )
     ray_address: str = Field(
         "",
-        description="Address of the Ray cluster, such as 10.0.0.5:6379. Empty: RAY_ADDRESS, or this machine's cluster.",
+        description="Address of the Ray cluster, such as 10.0.0.5:6379. Empty: the value of RAY_ADDRESS, or else a cluster "
+        "on this machine.",
     )
     workers: int = Field(
         0,
         ge=0,
-        description="Number of local processes that prepare rows. 0: TUNELINE_THREADS, or the available CPU cores.",
+        description="Number of local processes that prepare rows. 0: the value of TUNELINE_THREADS, or else the number of "
+        "available CPU cores.",
     )
     fractions: Fractions = Field(default_factory=Fractions, description="Shares of the splits. The sum must be 1.")
     personal_data: PersonalDataConfig = Field(

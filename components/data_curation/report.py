@@ -17,6 +17,7 @@ from components.common.reporting.html_report import (
     render_table,
     render_tiles,
 )
+from components.common.runtime.counts import format_count
 from components.data_curation.filters import row_filters  # noqa: F401  registers the reasons of all filters
 from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS, SEMANTIC_DUPLICATE
 from components.data_curation.quality_scoring.scorer_interface import ScorerStatistics
@@ -68,7 +69,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: Cu
         **_render_texts(rows["rejected"], statistics),
         **_render_files(sources, rows["quarantined"], statistics),
     }
-    subtitle = f"{rows['kept']:,} of {rows['in']:,} rows kept; row kind: {summary['rows_kind']}"
+    subtitle = f"{rows['kept']:,} of {format_count(rows['in'], 'row')} kept; row kind: {summary['rows_kind']}"
     return render_page("Data curation", subtitle, sections)
 
 
@@ -138,8 +139,8 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
         for kind, count in sorted(statistics.personal.items(), key=lambda item: (-item[1].found, item[0]))
     ]
     sets_note = (
-        "A row that shares a word n-gram or a whole question with an item is rejected; its detail in rejected.parquet "
-        "identifies the item. An item cannot be found by its question if the question is too short, is a common phrase, "
+        "A row that shares a word n-gram or a whole question with an item is rejected. The row's detail in "
+        "rejected.parquet identifies the item. An item is unsearchable if its question is too short, is a common phrase, "
         "or contains only numbers and single letters."
     )
     kinds_note = "Counts cover all rows, including rejected rows. The report does not show the values."
@@ -185,7 +186,7 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     names = {top: f"{max((end for end in tops if end < top), default=0) + 1:,}–{top:,}" for top in shown}
     bars = {name: tokens.histogram.get(top, 0) for top, name in names.items()}
     truncated = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
-    length = f"than the training length of {tokens.max_length:,}"
+    length = f"than the training length of {tokens.max_length:,} tokens"
     legend = f"Orange: longer {length}, and truncated." if truncated else f"No row is longer {length}."
     packing = [
         ["training length", f"{tokens.max_length:,} tokens"],
@@ -200,10 +201,10 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     ]
     basis = f"a sample of {tokens.sampled:,} of" if tokens.is_estimated else "all"
     skipped = tokens.sampled - tokens.measured - tokens.refused_by_template
-    without = f", except {skipped:,} answers labelled bad" if skipped else ""
+    without = f"The count excludes {format_count(skipped, 'answer')} labelled bad. " if skipped else ""
     note = (
-        f"Tokens are counted in {basis} {tokens.rows:,} rows{without}, with the chat template and tokenizer of {tokens.model}. "
-        "Packing uses best-fit decreasing and does not split rows."
+        f"Tokens are counted in {basis} {tokens.rows:,} rows, with the chat template and tokenizer of {tokens.model}. "
+        f"{without}Packing uses best-fit decreasing and does not split rows."
     )
     return (
         render_tiles({**figures, "longest": tokens.longest})
@@ -236,13 +237,14 @@ def _render_texts(rejected: Mapping[str, int], statistics: CurationStatistics) -
     shown, others = ranked[:MAX_SHOWN_LANGUAGES], ranked[MAX_SHOWN_LANGUAGES:]
     languages = {LANGUAGE_LABELS.get(code, code): count for code, count in shown}
     if others:
-        languages[f"{len(others)} others"] = sum(count for _, count in others)
+        languages[format_count(len(others), "other language")] = sum(count for _, count in others)
     caption = "ISO 639 codes, identified by fastText's lid.176. Undetermined: too little text, or program code."
     if (sampled := statistics.languages.total()) < statistics.lengths.total():
         caption = f"A sample of {sampled:,} of {statistics.lengths.total():,} kept rows. {caption}"
     html = ""
     for reason, examples in sorted(statistics.examples.items(), key=lambda item: (-rejected.get(item[0], 0), item[0])):
-        html += f'<h3 class="reason">{escape(reason)} · {rejected.get(reason, len(examples)):,} rows</h3>'
+        count = format_count(rejected.get(reason, len(examples)), "row")
+        html += f'<h3 class="reason">{escape(reason)} · {count}</h3>'
         html += render_cards({f"{example.location}: {example.detail}": example.text for example in examples})
     return {
         "Lengths": plot_bars(lengths, x="kept rows", caption="Total length of the messages of a row, in characters."),
@@ -256,7 +258,9 @@ def _render_files(sources: Sequence[Source], quarantined: int, statistics: Curat
     unreadable = ""
     if statistics.unread:
         records = [[record.file, record.line, record.reason] for record in statistics.unread]
-        note = f"{quarantined:,} in total; quarantine.jsonl lists all of them."
+        note = (
+            f"{format_count(quarantined, 'unreadable record')} in total. quarantine.jsonl contains the complete list."
+        )
         unreadable = render_table(["file", "line", "reason"], records) + render_paragraph(note, "soft")
     sizes: Counter[str] = Counter()
     for source in sources:
@@ -280,7 +284,7 @@ def _render_files(sources: Sequence[Source], quarantined: int, statistics: Curat
 def _render_first_files(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     table = render_table(header, lines[:MAX_SHOWN_FILES])
     if len(lines) > MAX_SHOWN_FILES:
-        note = f"The first {MAX_SHOWN_FILES} of {len(lines):,} files; manifest.json lists all of them."
+        note = f"The table shows the first {MAX_SHOWN_FILES} of {len(lines):,} files. manifest.json lists all files."
         table += render_paragraph(note, "soft")
     return table
 

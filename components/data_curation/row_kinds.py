@@ -135,8 +135,8 @@ def check_mix(counts: Mapping[Kind, KindCount], main: Kind | None, limit: float,
     raise InputError(
         f"the sources mix row kinds: {locations}; {qualifier}{others / total:.1%} of the rows are not of kind "
         f"{main}; data_curation.max_other_kind_share is {limit:g}",
-        hint="Use sources of one kind, set data_curation.format to parse all records in the same format, or increase "
-        "data_curation.max_other_kind_share to quarantine the rows of other kinds.",
+        hint="Use sources of one kind, or set data_curation.format to parse all records in one format. To quarantine the "
+        "rows of other kinds, increase data_curation.max_other_kind_share.",
     )
 
 

@@ -25,8 +25,8 @@ class ClassifierSettings(_Section):
 
     good: list[str] = Field(
         [],
-        description="Files, globs and folders of good rows, relative to the configuration file, in the formats of the "
-        "sources. At least 20 rows. Both `good` and `bad` empty: no classifier.",
+        description="Files, globs and folders of at least 20 good rows, relative to the configuration file, in the formats "
+        "of the sources. If `good` and `bad` are empty, no classifier is used.",
     )
     bad: list[str] = Field([], description="Files, globs and folders of bad rows, in the same form as `good`.")
     min_score: Probability | None = Field(
@@ -49,7 +49,7 @@ class ClassifierSettings(_Section):
 
 
 class PerplexitySettings(_Section):
-    """Perplexity of the row's text under a language model. The score is 1 or more; lower is more fluent."""
+    """Perplexity of the row's text under a language model. The score is 1 or more; lower scores mean more fluent text."""
 
     enabled: bool = Field(False, description="Score rows by perplexity. Requires the extra `models` (PyTorch).")
     model: str = Field("", description="Model that scores the rows. Default: fine_tuning.base_model.")
@@ -109,7 +109,7 @@ class JudgeSettings(_Section):
     )
     concurrency: int = Field(4, ge=1, le=64, description="Maximum number of concurrent requests.")
     timeout_seconds: float = Field(60, gt=0, description="Timeout of a request in seconds.")
-    retries: int = Field(3, ge=0, le=10, description="Maximum number of retries of a row.")
+    retries: int = Field(3, ge=0, le=10, description="Maximum number of retries per row.")
 
     @property
     def is_enabled(self) -> bool:

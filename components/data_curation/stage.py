@@ -457,11 +457,11 @@ def _check_groups(prepared: PreparedRows, config: DataCurationConfig, reporter: 
         )
     if grouped < prepared.rows:
         rows = format_count(prepared.rows - grouped, "row has", "rows have")
-        reporter.note(f"{rows} no {key}; each of these rows is a separate group")
+        reporter.note(f"{rows} no {key}; each row without {key} is a separate group")
     if redacted:
         reporter.note(
-            f"{key} is redacted in {format_count(redacted, 'row')}: groups by a redacted value apply within this dataset "
-            "only, not to earlier revisions"
+            f"{key} is redacted in {format_count(redacted, 'row')}; a redacted value groups rows only within this "
+            "dataset, not across revisions"
         )
 
 
@@ -660,7 +660,7 @@ def _report_verdicts(verdicts: RowVerdicts, reporter: Reporter) -> None:
         groups = format_count(verdicts.divided_groups, f"group {kind} is", f"groups {kind} are")
         reporter.note(
             f"{groups} in several splits, because rows "
-            "keep the splits of earlier revisions; data_curation.published: ignore reassigns all rows"
+            "keep the splits of earlier revisions; set data_curation.published to ignore to reassign all rows"
         )
     first, count = verdicts.renamed_ids
     if count:
@@ -675,7 +675,7 @@ def _describe_unreadable(unread: Sequence[UnreadableRecord]) -> str:
     return (
         f"1 record is unreadable: {first}"
         if len(unread) == 1
-        else f"{len(unread):,} records are unreadable, the first {first}"
+        else f"{len(unread):,} records are unreadable; the first is {first}"
     )
 
 

@@ -116,8 +116,8 @@ def measure_tokens(
         return f"Tokens were not counted: the tokenizer of {base_model} cannot be used: {get_first_line(error)[:300]}"
     if not lengths:
         return (
-            "Tokens were not counted: no sampled row is used in training and accepted by the chat template of "
-            f"{base_model}."
+            "Tokens were not counted: the sample contains no row that training uses and that the chat template of "
+            f"{base_model} accepts."
         )
     max_length = config.max_length or find_covering_length(lengths)[1]
     return compute_statistics(

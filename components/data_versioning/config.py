@@ -24,11 +24,11 @@ class DataVersioningConfig(BaseModel):
     endpoint_url: str = Field(
         "",
         description="Address of the S3 service of an s3:// remote, such as https://powerscale.example.com:9021. "
-        "Empty: AWS_ENDPOINT_URL, otherwise Amazon S3. Credentials come only from the environment or an AWS profile.",
+        "Empty: the value of AWS_ENDPOINT_URL, or else Amazon S3. Credentials come only from the environment or an AWS profile.",
     )
     name: str = Field(
         "dataset",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
-        description="Name of the dataset in the repository: its files are in datasets/<name>, its versions are tagged "
-        "<name>-v1, <name>-v2, …",
+        description="Name of the dataset in the repository: its files are in datasets/<name>, and its versions have "
+        "the tags <name>-v1, <name>-v2 and so on.",
     )

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Literal, TypedDict
 
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import TunelineError, UsageError
 from components.common.runtime.reporters import Reporter
 from components.data_versioning import dataset_rows, git_repository
@@ -199,7 +200,8 @@ def describe_gap(query: Query, dataset: Artifact) -> dict[str, str]:
         )
         if kept:
             return {
-                "why": f"kept rows that record a source but no file, so they may be from this file: {kept:,}",
+                "why": f"{format_count(kept, 'kept row records', 'kept rows record')} a source but no file, and may come "
+                "from this file",
                 "hint": "Search for the recorded source, for the text or for the id as well.",
             }
     rejected = dataset_rows.read_rows(dataset, dataset_rows.REJECTED, columns=["source", OWN_SOURCE])
@@ -207,8 +209,8 @@ def describe_gap(query: Query, dataset: Artifact) -> dict[str, str]:
     if not unknown:
         return {}
     return {
-        "why": f"rejected rows that record a file but no source: {unknown:,}",
-        "hint": "Search for the text or id as well, or curate again; an earlier version of tuneline wrote these rows.",
+        "why": f"{format_count(unknown, 'rejected row records', 'rejected rows record')} a file but no source",
+        "hint": "Search for the text or id as well, or curate again; an earlier version of tuneline wrote this dataset.",
     }
 
 

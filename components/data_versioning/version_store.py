@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Manifest
+from components.common.runtime.counts import format_count
 from components.common.workspace.artifact_store import Workdir
 from components.data_versioning import dvc_project, git_repository, s3_remote
 from components.data_versioning.config import DataVersioningConfig
@@ -169,7 +170,9 @@ class VersionStore:
 def describe_versions(versions: list[Version]) -> str:
     """Return a hint that lists the latest published versions."""
     names = ", ".join(f"{version.tag} ({version.rev[:12]})" for version in versions[-MAX_NAMED_VERSIONS:])
-    names += f" and {len(versions) - MAX_NAMED_VERSIONS} earlier revisions" * (len(versions) > MAX_NAMED_VERSIONS)
+    names += f" and {format_count(len(versions) - MAX_NAMED_VERSIONS, 'earlier revision')}" * (
+        len(versions) > MAX_NAMED_VERSIONS
+    )
     return f"Choose a published revision: {names}." if names else "Publish the dataset."
 
 

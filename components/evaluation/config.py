@@ -73,9 +73,10 @@ class EvaluationConfig(BaseModel):
     )
     suite: SuiteName = Field(
         "default",
-        description="Regression suite. default: adds the tasks suite_* and their rules to tasks and gate: instruction "
-        "following, general capability, refusals, memorisation, leaks and degenerate answers must not be worse than "
-        "those of the base and the incumbent. none: no suite; model_registry.auto_promote must be false. See docs/how-to/evaluation.md.",
+        description="Regression suite. default: add the tasks suite_* to tasks, and their rules to gate. The rules "
+        "compare instruction following, general capability, refusals, memorisation, leaks and degenerate answers with "
+        "the base and the incumbent. none: no suite; requires model_registry.auto_promote: false. See "
+        "docs/how-to/evaluation.md.",
     )
     engine: Literal["transformers", "vllm", "auto"] = Field(
         "transformers",
@@ -86,7 +87,7 @@ class EvaluationConfig(BaseModel):
         "none",
         exclude_if=lambda value: value == "none",
         description="Weight format in which the candidate is evaluated. Default: triton_packaging.quantization. "
-        "Base and incumbent are not quantized. int8 uses the engine transformers.",
+        "Base and incumbent are not quantized. int8 requires engine transformers or auto.",
     )
     max_items: int | None = Field(
         None, ge=2, description="Maximum number of test rows, in order of id. null: all rows."
@@ -96,7 +97,7 @@ class EvaluationConfig(BaseModel):
         ge=2,
         description="Minimum number of items for a rule and for a slice. A rule with fewer items fails; a smaller slice "
         "is not judged. null: 10 for slices and min_gain; for max_harmed_share and max_loss, the number that the limit "
-        "requires (29 for 0.1, and 299 for 0.05 nats per token). Does not apply to the suite.",
+        "requires (29 for max_harmed_share 0.1, 299 for max_loss 0.05 nats per token). Does not apply to the suite.",
     )
     max_length: int | None = Field(
         None,
@@ -111,22 +112,26 @@ class EvaluationConfig(BaseModel):
         "On a CPU, likelihoods are computed in batches of at most 512 tokens per thread.",
     )
     generations: int = Field(
-        4, ge=0, description="Number of test rows that every model answers (greedily) for the side-by-side comparison."
+        4,
+        ge=0,
+        description="Number of test rows that every model answers, with greedy decoding, for the side-by-side "
+        "comparison.",
     )
     generation_tokens: int = Field(
-        48, ge=1, description="Maximum length in tokens of the answers for the side-by-side comparison."
+        48, ge=1, description="Maximum answer length, in tokens, in the side-by-side comparison."
     )
     bootstrap_samples: int = Field(
         10_000,
         ge=1000,
-        description="Number of bootstrap resamples per interval. More resamples give more precise intervals.",
+        description="Number of bootstrap resamples per confidence interval. More resamples make the interval more "
+        "precise.",
     )
     repetition: int = Field(
         0,
         ge=0,
         exclude_if=operator.not_,
-        description="Repetition number of the evaluation. A new number measures all models again, without the scores "
-        "of earlier evaluations, and gives the evaluation a new digest. Raise the number to renew an evaluation that "
+        description="Repetition number of the evaluation. After a change of the number, the evaluation measures all "
+        "models again, reuses no earlier scores, and has a new digest. Raise the number to renew an evaluation that "
         "is older than max_evaluation_age_days of the release policy.",
     )
     gate: list[Rule] = Field(
@@ -179,12 +184,13 @@ class EvaluationConfig(BaseModel):
                     raise ValueError(f"gate: no task measures {name}; available: {', '.join(sorted(metrics))}")
                 if rule.control and not metrics[name].is_binary:
                     raise ValueError(
-                        f"gate: {name} is not 0 or 1 for each item; a rule with control expects binary metrics"
+                        f"gate: {name} is not binary; a rule with control requires metrics that are 0 or 1 for each "
+                        "item"
                     )
             if rule.metric.partition(".")[0] in uncalibrated:
                 raise ValueError(
-                    f"gate: a rule uses {rule.metric}, and calibration of this judge is empty; expected a file of "
-                    "labelled pairs (docs/reference/evaluation-tasks.md#calibration), or rules on other tasks only"
+                    f"gate: a rule uses {rule.metric}, but the judge's calibration is empty; expected a file of "
+                    "labelled pairs (docs/reference/evaluation-tasks.md#calibration), or no rule on this task"
                 )
             metric = metrics[rule.metric]
             if rule.max_harmed_share is not None and rule.harm is None and metric.get_harm() is None:
@@ -193,7 +199,7 @@ class EvaluationConfig(BaseModel):
             if rule.max_loss and largest and not metric.exponential and rule.max_loss >= largest:
                 raise ValueError(
                     f"gate: max_loss of {rule.metric} is {rule.max_loss:g}; expected less than {largest:g}, the largest "
-                    "loss of an item, because a larger max_loss accepts every candidate"
+                    "possible loss of an item, because a larger max_loss accepts every candidate"
                 )
         return self
 
@@ -203,8 +209,8 @@ class EvaluationConfig(BaseModel):
         for task in self.tasks:
             if task.name.startswith(SUITE_PREFIX) and task not in tasks:
                 raise ValueError(
-                    f"tasks: the name {task.name} is reserved for the suite, or the task differs from the task of the "
-                    f"suite; expected a name that does not start with {SUITE_PREFIX}"
+                    f"tasks: {task.name} is not one of the suite's own tasks, for which names that start with "
+                    f"{SUITE_PREFIX} are reserved; expected another name"
                 )
 
     @field_serializer("tasks", "gate", mode="wrap")

@@ -220,7 +220,7 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
     else:
         small = ""
         if bound <= 0 < gain.value:
-            small = f"; the difference is too small for the number of items, which can show gains of {detectable:.4f} or more"
+            small = f"; the difference is too small for the number of items: only gains above {detectable:.4f} are significant"
         reason = f"{measured}{small}; the rule requires a gain above {rule.min_gain:+.4f}."
     return RuleResult(rule, passed, reason, interval, bound, acceptance_p_value=p_value, detectable=detectable)
 
@@ -275,7 +275,7 @@ def _evaluate_excess(
 
 
 def _describe_interval(gain: Interval, items: int) -> str:
-    return f"95% interval of the gain {gain.low:+.4f} to {gain.high:+.4f}, {items} items"
+    return f"gain: 95% interval {gain.low:+.4f} to {gain.high:+.4f}, {format_count(items, 'item')}"
 
 
 def _evaluate_slices(rule: Rule, result: TaskResult, metric: str, config: EvaluationConfig, seed: int) -> RuleResult:
@@ -302,8 +302,9 @@ def _evaluate_slices(rule: Rule, result: TaskResult, metric: str, config: Evalua
     )
     if p_value >= 1 - rule.confidence:
         reason = (
-            f"{rule.metric} is not significantly worse than {against} in any of {len(slices)} slices by {kinds}; a loss"
-            f" below {detectable:.4f} in a slice may go undetected{_describe_unjudged(unjudged, len(groups))}."
+            f"{rule.metric} is not significantly worse than {against} in any of {format_count(len(slices), 'slice')} "
+            f"by {kinds}; a loss below {detectable:.4f} in a slice may go "
+            f"undetected{_describe_unjudged(unjudged, len(groups))}."
         )
         return RuleResult(rule, True, reason, p_value=p_value, detectable=detectable, unjudged_slices=unjudged)
     more = sum(p < 1 - rule.confidence for p in corrected) - 1
@@ -311,11 +312,15 @@ def _evaluate_slices(rule: Rule, result: TaskResult, metric: str, config: Evalua
     limit = f"; the rule allows {rule.max_loss:.4f}" if rule.max_loss else ""
     reason = (
         f"In the slice {name}, {rule.metric} is {abs(worst.value):.4f} worse than {against}"
-        f" ({_describe_interval(worst, items)}; p {p_value:.2g} after correction for {len(slices)} slices)"
-        f"{others}{limit}{_describe_unjudged(unjudged, len(groups))}."
+        f" ({_describe_interval(worst, items)}; p {p_value:.2g} after correction for "
+        f"{format_count(len(slices), 'slice')}){others}{limit}{_describe_unjudged(unjudged, len(groups))}."
     )
     return RuleResult(rule, False, reason, worst, p_value=p_value, detectable=detectable, unjudged_slices=unjudged)
 
 
 def _describe_unjudged(unjudged: int, slices: int) -> str:
-    return f"; {unjudged} of {slices} slices {'is' if unjudged == 1 else 'are'} too small to judge" if unjudged else ""
+    return (
+        f"; {unjudged} of {format_count(slices, 'slice')} {'is' if unjudged == 1 else 'are'} too small to judge"
+        if unjudged
+        else ""
+    )

@@ -73,7 +73,9 @@ def render_page(
         ),
     }
     tasks = format_count(len(results), "task")
-    return html_report.render_page("Evaluation", f"{content['verdict']}: {items:,} items of {tasks}", sections)
+    return html_report.render_page(
+        "Evaluation", f"{content['verdict']}: {format_count(items, 'item')} of {tasks}", sections
+    )
 
 
 def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
@@ -97,7 +99,7 @@ def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
             ]
         )
     note = (
-        "Detectable: the smallest gain, share of harmed items or loss per slice that this number of items can detect."
+        "Detectable: the smallest gain, share of harmed items or loss per slice that the rule detects with these items."
     )
     return html_report.render_table(head, rows) + html_report.render_paragraph(note)
 
@@ -160,8 +162,8 @@ def _render_reward_figures(content: JSONObject) -> str:
                 {**curves, "calibrated": ([0.5, 1.0], [0.5, 1.0])},
                 x="confidence",
                 y="accuracy",
-                caption="Accuracy of the pairs by the confidence of the reward model. Above the diagonal, the model "
-                "is too cautious; below, too confident.",
+                caption="Accuracy on pairs by confidence of the reward model. Above the diagonal, the model is "
+                "underconfident; below it, overconfident.",
             )
     return parts
 

@@ -30,7 +30,7 @@ from components.evaluation.tasks.answer_checks import AnswerChecksTask
 from components.evaluation.tasks.base_task import AnyTask
 
 STAGE = "evaluation"
-INCUMBENT_KIND_HINT = "Register reward models under a separate name: set model_registry.name."
+INCUMBENT_KIND_HINT = "Set model_registry.name to a separate name for reward models."
 PAYLOAD_FILES = ("evaluation.json", "predictions.parquet")
 
 

@@ -209,7 +209,9 @@ class TrainingEvents:
             for group in groups:
                 group["lr"] *= after / before
             scheduler._last_lr = [group["lr"] for group in groups]  # the rate that the trainer logs
-            self.reporter.note(f"warning: {alarm}; the learning rate is lowered to {after:.3g} of its schedule")
+            self.reporter.note(
+                f"warning: {alarm}; the learning rate is lowered to {after:.3g} times its scheduled value"
+            )
         else:
             self.reporter.note(f"warning: {alarm}")
 

@@ -59,8 +59,8 @@ class LoraConfig(Section):
     rank: int = Field(
         16,
         ge=1,
-        description="Rank r of the update. A higher rank adds capacity; each matrix gets r(d_in + d_out) trained "
-        "parameters.",
+        description="Rank r of the update. A higher rank adds capacity; a matrix of m × n weights gets r(m + n) "
+        "trained parameters.",
     )
     alpha: float = Field(
         32.0,
@@ -72,7 +72,7 @@ class LoraConfig(Section):
         ge=0,
         lt=1,
         description="Dropout on the input of the update. A higher value reduces overfitting on small datasets. "
-        "grpo, rloo, distill and reward use 0, as does an update of the weights of experts (docs/how-to/models.md).",
+        "The dropout is 0 with grpo, rloo, distill and reward, and if experts are adapted (docs/how-to/models.md).",
     )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear",
@@ -115,7 +115,8 @@ class PromptConfig(Section):
     virtual_tokens: int = Field(
         20,
         ge=1,
-        description="Number of virtual tokens before the prompt. They use context length and time in every request.",
+        description="Number of virtual tokens before the prompt. Each of them takes up context and adds computation "
+        "in every request.",
     )
     encoder: Literal["mlp", "lstm"] = Field(
         "mlp",
@@ -125,7 +126,8 @@ class PromptConfig(Section):
     encoder_size: int = Field(
         128,
         ge=1,
-        description="p_tuning: hidden size of the prompt encoder. Only the virtual tokens it generates are published.",
+        description="p_tuning: hidden size of the prompt encoder. The encoder is not published, only its virtual "
+        "tokens.",
     )
     initial_text: str = Field(
         "",
@@ -249,16 +251,19 @@ class JudgeConfig(Section):
         description="Environment variable with the API key. Empty: no key.",
     )
     criteria: str = Field(
-        DEFAULT_CRITERIA, min_length=1, max_length=20_000, description="Criteria for the score, as text for the judge."
+        DEFAULT_CRITERIA,
+        min_length=1,
+        max_length=20_000,
+        description="Criteria for the score, as a text that the judge reads.",
     )
-    concurrency: int = Field(4, ge=1, le=64, description="Maximum number of concurrent requests of a process.")
+    concurrency: int = Field(4, ge=1, le=64, description="Maximum number of concurrent requests per process.")
     timeout_seconds: float = Field(60, gt=0, description="Timeout of a request in seconds.")
-    retries: int = Field(3, ge=0, le=10, description="Maximum number of retries of a request.")
+    retries: int = Field(3, ge=0, le=10, description="Maximum number of retries per request.")
     max_tokens: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of tokens of questions and judgements. At the limit, training stops; a larger "
-        "limit resumes it. Concurrent requests may exceed the limit. null: no limit.",
+        description="Maximum number of tokens in all requests to the judge and its judgements. Training stops at the "
+        "limit; with a larger limit, it resumes. Concurrent requests may exceed the limit. null: no limit.",
     )
 
     @model_validator(mode="after")
@@ -308,13 +313,13 @@ class RewardConfig(Section):
         ge=1,
         le=600,
         exclude_if=lambda seconds: seconds is None,
-        description="unit_tests: processor time of an answer's code and its tests in seconds. null: 10.",
+        description="unit_tests: CPU time limit, in seconds, for an answer's code and its tests. null: 10.",
     )
     memory_mb: int | None = Field(
         None,
         ge=128,
         exclude_if=lambda megabytes: megabytes is None,
-        description="unit_tests: memory of an answer's code and its tests in MB. null: 512.",
+        description="unit_tests: memory limit, in MB, for an answer's code and its tests. null: 512.",
     )
 
     judge: JudgeConfig | None = Field(
@@ -361,7 +366,8 @@ class GrpoConfig(Section):
     rewards: Annotated[list[RewardConfig], AfterValidator(_check_judges)] = Field(
         [],
         max_length=16,
-        description="Checks that score an answer. The reward is their weighted mean. Required by the objectives grpo and rloo.",
+        description="Checks that score an answer. The reward is the weighted mean of the scores. Required by the "
+        "objectives grpo and rloo.",
     )
     answers_per_prompt: int = Field(
         8,
@@ -393,10 +399,11 @@ class GrpoConfig(Section):
     )
     on_alarm: Literal["stop", "lower_learning_rate", "note"] = Field(
         "stop",
-        description="Action on a guard's alarm. stop: save, and use the checkpoint with the highest validation reward. "
-        "lower_learning_rate: multiply the learning rate by alarm_rate_factor, again after 10 steps if an alarm persists. note: "
-        "report the first alarm. Guards: the divergence exceeds max_kl; answers become much longer or shorter; all answers to "
-        "most prompts have the same reward; a reward of weight 0 falls while the total rises.",
+        description="Action on a guard's alarm. stop: stop training, and use the checkpoint with the highest "
+        "validation reward. lower_learning_rate: multiply the learning rate by alarm_rate_factor, again after 10 steps "
+        "if an alarm persists. note: report the first alarm. Guards: the divergence exceeds max_kl; answers become "
+        "much longer or shorter; all answers to most prompts have the same reward; a reward of weight 0 falls while "
+        "the total rises.",
     )
     alarm_rate_factor: float = Field(
         0.5,
@@ -419,8 +426,8 @@ class DistillationConfig(Section):
 
     teacher: str | None = Field(
         None,
-        description="Teacher, a larger model with the base model's vocabulary: a source as for base_model. Required by the "
-        "objective distill.",
+        description="Teacher: a larger model with the base model's vocabulary, specified like base_model. Required "
+        "by the objective distill.",
     )
     teacher_sha256: str | None = Field(
         None,
@@ -432,13 +439,13 @@ class DistillationConfig(Section):
         1.0,
         ge=0,
         le=1,
-        description="Divergence. 1: reverse KL, which avoids answers that the teacher finds unlikely; 0: forward KL, which "
-        "covers every answer that the teacher finds likely; in between: a generalized Jensen–Shannon divergence "
-        "(Agarwal et al., arXiv 2306.13649).",
+        description="Divergence to minimize. 1: reverse KL, which avoids answers that the teacher finds unlikely; 0: "
+        "forward KL, which covers every answer that the teacher finds likely; in between: a generalized Jensen–Shannon "
+        "divergence (Agarwal et al., arXiv 2306.13649).",
     )
     max_answer_tokens: int = Field(256, ge=1, description="Maximum length of an answer in tokens.")
     temperature: float = Field(
-        1.0, gt=0, description="Sampling temperature of the answers, and of both models' probabilities in the loss."
+        1.0, gt=0, description="Temperature for sampling the answers, and for both models' probabilities in the loss."
     )
 
 
@@ -474,14 +481,14 @@ class SweepConfig(Section):
     vary: dict[str, list[Any]] = Field(
         {},
         description="Keys of this section and the values to try, such as "
-        "{learning_rate: [1e-4, 3e-4], lora.rank: [8, 16]}. Every combination is trained, "
-        f"up to {MAX_RECIPES}. Empty: no sweep.",
+        "{learning_rate: [1e-4, 3e-4], lora.rank: [8, 16]}. Every combination is trained; "
+        f"at most {MAX_RECIPES} are allowed. Empty: no sweep.",
     )
     parallel: int = Field(
         2,
         ge=1,
         description="Maximum number of recipes to train at once. "
-        "Without a launcher they share this machine; with a launcher each recipe is a separate job.",
+        "Without a launcher, the recipes share this machine; with a launcher, each recipe is a separate job.",
     )
 
 
@@ -609,14 +616,15 @@ class FineTuningConfig(Section):
         None,
         ge=1,
         description="Rows per process in one forward pass. batch_size must be a multiple of "
-        "micro_batch_size × processes. Fewer rows need less memory. null: up to 8 that fit into memory, on a CPU up to 2.",
+        "micro_batch_size × processes. Fewer rows need less memory. null: as many as fit into memory, at most 8 (on "
+        "a CPU, 2).",
     )
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum length of a row in tokens. Longer rows are counted and truncated (text: split; grpo, "
-        "rloo and distill: left out if their prompt is longer). Memory use grows with the length. null: the 95th "
-        "percentile of the row lengths, within the model's context and memory.",
+        description="Maximum length of a row in tokens. Longer rows are truncated; with objective text, they are "
+        "split. grpo, rloo and distill leave out rows whose prompt is longer. Memory use grows with the length. null: "
+        "the 95th percentile of the row lengths, within the model's context and memory.",
     )
     # Excluded if unchanged, so that other recipes keep the digests from before this section existed.
     rope_scaling: RopeScalingConfig = Field(
@@ -629,9 +637,9 @@ class FineTuningConfig(Section):
         {},
         exclude_if=lambda weights: not weights,
         description="Relative shares of the sources in an epoch, such as {handbook.jsonl: 2, '*': 1}: names of "
-        "sources, or globs for sources that share a weight. Rows are repeated or left out accordingly; an epoch keeps "
-        "its number of rows. A source's name is its file's name, or the field `source` of its records. 0: leave the "
-        "source out. Empty: every row once per epoch.",
+        "sources, or globs for sources that share a weight. Rows are repeated or left out accordingly; the number of "
+        "rows per epoch does not change. A source's name is its file's name, or the field `source` of its records. "
+        "0: leave the source out. Empty: every row once per epoch.",
     )
     mixing_caps: dict[str, Annotated[int, Field(ge=1)]] = Field(
         {},
@@ -642,8 +650,8 @@ class FineTuningConfig(Section):
     mixing_repetitions: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {},
         exclude_if=lambda repetitions: not repetitions,
-        description="Number of repetitions of each row per epoch, such as {handbook.jsonl: 3, 'web/*': 0.5}, by the name "
-        "of a source or by a glob. Empty: 1.",
+        description="Number of times that each row occurs per epoch, such as {handbook.jsonl: 3, 'web/*': 0.5}, by "
+        "the name of a source or by a glob. Empty: 1.",
     )
     mixing_temperature: float = Field(
         1.0,
@@ -655,8 +663,8 @@ class FineTuningConfig(Section):
     )
     packing: bool = Field(
         False,
-        description="Pack several short rows into one row of max_length tokens, without attention between them. "
-        "Faster if rows are short.",
+        description="Pack several short rows into one row of max_length tokens, without attention between the short "
+        "rows. Training is faster if most rows are short.",
     )
     checkpoint_every: int | None = Field(
         None,
@@ -683,7 +691,7 @@ class FineTuningConfig(Section):
         description="Prompts that the model answers at every validation, for the report. Empty: none. Each answer takes "
         "the time of up to `sample_tokens` forward passes.",
     )
-    sample_tokens: int = Field(48, ge=1, description="Maximum length in tokens of the answers to sample_prompts.")
+    sample_tokens: int = Field(48, ge=1, description="Maximum length, in tokens, of an answer to sample_prompts.")
     early_stopping: int | None = Field(
         None,
         ge=1,
@@ -718,7 +726,7 @@ class FineTuningConfig(Section):
     activation_checkpointing: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Recompute activations in the backward pass: about one third more computation, much less memory. "
-        "auto: on if the estimate exceeds 90% of free memory.",
+        "auto: on if the memory estimate exceeds 90% of the free memory.",
     )
     processes: int = Field(1, ge=1, description="Number of training processes, one per accelerator.")
     strategy: Literal["ddp", "fsdp2", "zero3"] = Field(
@@ -958,8 +966,8 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
         ),
         (
             c.mixing.is_active and c.packing,
-            f"{', '.join(c.mixing.active_keys)} cannot be used with packing: a packed row has rows of several sources; "
-            "expected packing false",
+            f"{', '.join(c.mixing.active_keys)} cannot be used with packing: a packed row contains rows of several "
+            "sources; expected packing false",
         ),
         (
             bool(c.mixing_weights) and c.mixing_temperature != 1,

@@ -39,7 +39,7 @@ def extend_context(config: FineTuningConfig, model_config: PretrainedConfig) -> 
     if "rope_type" not in parameters or not positions:
         found = "different rotary positions in its layers" if parameters else "no rotary positions"
     elif parameters["rope_type"] != "default":
-        found = f"rotary positions of type {parameters['rope_type']} already"
+        found = f"rotary positions that are already scaled, of type {parameters['rope_type']}"
     else:
         text.rope_parameters = {
             **parameters,

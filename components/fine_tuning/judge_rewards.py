@@ -23,6 +23,7 @@ from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.cost.budgets import BudgetReachedError
 from components.common.runtime import chat_completions, chat_endpoint
 from components.common.runtime.chat_endpoint import ChatEndpoint, NoAnswerError, RequestRejectedError
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import RESUME_HINT, EngineMissingError, InterruptedRunError
 from components.fine_tuning import score_files
 
@@ -134,7 +135,7 @@ def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[
         if judge.max_tokens is not None and used >= judge.max_tokens // processes:
             raise BudgetReachedError(
                 f"the judge of the rewards has used {used:,} tokens; the limit is {judge.max_tokens:,} for "
-                f"{processes} processes",
+                f"{format_count(processes, 'process', 'processes')}",
                 hint="Increase max_tokens of the judge in fine_tuning.grpo.rewards, and run the same command again.",
             )
         try:
@@ -176,7 +177,7 @@ def build_scorer(judge: JudgeConfig, folder: Path | None) -> Callable[[Sequence[
             rejected.clear()
         elif len(rejected) >= MAX_REJECTIONS:
             raise InterruptedRunError(
-                f"the judge of the rewards at {judge.base_url} rejects all of {len(rejected)} requests: "
+                f"the judge of the rewards at {judge.base_url} rejects all {len(rejected)} requests: "
                 f"{next(iter(rejected.values())).message}",
                 hint=f"Check the endpoint. {RESUME_HINT} The judgements so far are stored.",
             )

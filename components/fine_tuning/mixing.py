@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError
 
 MAX_SHOWN_SOURCES = 10  # in an error message
@@ -420,11 +421,14 @@ def describe_shares(shares: Sequence[SourceShare], epoch_examples: int) -> list[
     for share in shares:
         # Of the rows that a short training does not reach, another warning states the number.
         if share.left_out and (seen >= epoch_examples or not share.seen):
-            warnings.append(f"mixing leaves out {share.left_out:,} of {share.examples:,} examples of {share.source}")
+            warnings.append(
+                f"mixing leaves out {share.left_out:,} of {format_count(share.examples, 'example')} of {share.source}"
+            )
         elif share.seen / share.examples >= 2 * max(seen / examples, 1):
             warnings.append(
-                f"mixing repeats each of the {share.examples:,} examples of {share.source} "
-                f"{share.seen / share.examples:.1f} times; an average example is seen {seen / examples:.1f} times"
+                f"mixing repeats {format_count(share.examples, 'example')} of {share.source}, with "
+                f"{share.seen / share.examples:.1f} occurrences on average; the average of all sources is "
+                f"{seen / examples:.1f}"
             )
     return warnings
 

@@ -10,6 +10,7 @@ from typing import Any
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.models import licences, model_loading
 from components.common.models.model_loading import LocalBaseModel
+from components.common.runtime.counts import format_count
 from components.fine_tuning.config import FineTuningConfig, Recipe
 
 CARD_FILENAME = "README.md"
@@ -68,7 +69,7 @@ def render_card(
             ("rows per step", f"{config.rows_per_step}{packed}"),
             (
                 "learning rate",
-                f"{config.learning_rate:g}, {config.schedule}, {summary['warmup_steps']} steps of warm-up",
+                f"{config.learning_rate:g}, {config.schedule}, {format_count(summary['warmup_steps'], 'warm-up step')}",
             ),
             ("tokens per row", f"at most {config.max_length}"),
             ("seed", seed),
@@ -78,8 +79,9 @@ def render_card(
             *((item.kind, f"`{item.content_sha256}` {uri}") for item, uri in zip(inputs, uris, strict=True)),
             (
                 "training rows",
-                f"{rows['train']:,}, of which {rows['truncated']:,} are truncated by a total of {rows['cut_tokens']:,} "
-                f"tokens ({rows['cut_share']:.1%} of all); {rows['without_answer']:,} more rows are omitted",
+                f"{rows['train']:,}; truncated rows: {rows['truncated']:,}, by a total of "
+                f"{format_count(rows['cut_tokens'], 'token')} ({rows['cut_share']:.1%} of all tokens); omitted rows: "
+                f"{rows['without_answer']:,}",
             ),
             seen,
             ("tokens seen", f"{summary['tokens']:,}"),
@@ -93,7 +95,7 @@ def render_card(
         head = ["source", "examples", "examples seen", "repetitions", "tokens seen", "share of tokens"]
         parts.insert(-1, render_table("Sources", head, [_format_share(share) for share in summary["sources"]]))
     parts.append(
-        "Redistribution of this model is subject to both licences. "
+        "Redistribution of this model is subject to the licences of its base model and of its training data. "
         "For the quality of its answers, see the model's evaluation."
     )
     return "\n\n".join(parts) + "\n"

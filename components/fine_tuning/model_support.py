@@ -110,7 +110,7 @@ def check_context(config: FineTuningConfig, model_config: PretrainedConfig, key:
     if context and config.max_length and longest > context:
         raise ConfigurationError(
             f"{key}: the context of {source} is {context:,} tokens; rows of fine_tuning.max_length with an answer have "
-            f"up to {longest:,}",
+            f"up to {longest:,} tokens",
             hint=f"Set fine_tuning.max_length to at most {context - config.max_answer_tokens}, or choose another model.",
         )
 

@@ -141,7 +141,7 @@ class Objective:
         suitable = [name for name, objective in OBJECTIVES.items() if kind in objective.row_mappings]
         hint = f"Set fine_tuning.objective to {' or '.join(suitable)}."
         if kind == "text":
-            hint = f"Write conversations from the documents with `tuneline synthesize`. To learn the texts themselves: {hint}"
+            hint = f"Write conversations from the documents with `tuneline synthesize`, or learn the texts themselves: {hint}"
         raise InputError(
             f"{location} {kind} rows, which this objective cannot learn from; expected {self.accepted_rows}",
             hint=hint if suitable else "Curate rows of another kind.",
@@ -387,11 +387,12 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
     "grpo": GRPO,
     "rloo": replace(
         GRPO,
-        summary="as grpo, but an answer's reward is compared with the mean of the others (leave one out), and the "
-        "divergence is part of the reward",
+        summary="like grpo, but an answer's reward is compared with the mean reward of the other answers (leave one "
+        "out), and the divergence is part of the reward",
         trl_method="RLOO",
         loss_description="training: REINFORCE with a leave-one-out baseline (Ahmadian et al., arXiv 2402.14740), the "
-        "divergence subtracted from the rewards, and advantages not divided by their deviation; validation: as grpo, 1 − the mean reward",
+        "divergence subtracted from the rewards, and advantages not divided by their standard deviation; validation: "
+        "as with grpo, 1 − the mean reward",
     ),
     "distill": Objective(
         summary="distillation, which matches the token probabilities of the model's own answers to those of a larger "

@@ -34,7 +34,9 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
     "adamw": Optimizer("AdamW in float32, 8 bytes per trained parameter", None, 8.0),
     # Factored second moments: a row and a column for each matrix. No first moment.
     "adafactor": Optimizer(
-        "factored second moments, almost no memory (Shazeer and Stern, arXiv 1804.04235)", "adafactor", 0.1
+        "factored second moments, with almost no optimizer memory (Shazeer and Stern, arXiv 1804.04235)",
+        "adafactor",
+        0.1,
     ),
     "adamw_8bit": Optimizer(
         "AdamW with 8-bit moments, 2 bytes per trained parameter (NVIDIA GPU; Dettmers et al., arXiv 2110.02861)",

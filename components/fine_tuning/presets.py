@@ -36,12 +36,13 @@ class Preset:
 
 PRESETS: dict[PresetName, Preset] = {
     # Time is proportional to the tokens. The loss falls most in the first epoch.
-    "quick": Preset("at most 1 epoch and max_length of at most 512", max_epochs=1.0, longest=512),
+    "quick": Preset("at most 1 epoch, and a max_length of at most 512 tokens", max_epochs=1.0, longest=512),
     "balanced": Preset("the defaults"),
     # Validation ends the training and selects the best checkpoint. The schedule spans all epochs, so a training run that
     # stops early ends at a higher learning rate than one planned for that number of epochs.
     "thorough": Preset(
-        "twice the epochs, early stopping after 3 validations without a lower loss, and max_length for 99% of the rows",
+        "twice the epochs, early stopping after 3 validations without a lower loss, and a max_length that covers 99% "
+        "of the rows",
         epochs_factor=2.0,
         length_quantile=0.99,
         early_stopping=3,

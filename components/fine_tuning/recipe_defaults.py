@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from components.common.models import resource_formulas
 from components.common.models.model_shape import ModelShape
 from components.common.models.row_lengths import LENGTH_MULTIPLE, find_covering_length
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import TrainingDevice
@@ -121,7 +122,7 @@ def _choose_max_length(
             f"{reason}; rows are split into examples of at most {MAX_SPLIT_LENGTH:,} tokens",
         )
     if preset.longest and length > preset.longest:
-        length, reason = preset.longest, f"{reason}, and preset {config.preset} allows {preset.longest:,}"
+        length, reason = preset.longest, f"{reason}, and preset {config.preset} allows at most {preset.longest:,}"
     context = get_context_length(config, model_config)
     if context is not None and context < MIN_LENGTH:
         setting = "fine_tuning.prompt.virtual_tokens"
@@ -129,11 +130,11 @@ def _choose_max_length(
             section = "distillation" if config.objective_spec.has_teacher else "grpo"
             setting = f"fine_tuning.{section}.max_answer_tokens"
         raise ConfigurationError(
-            f"{setting} leaves {context} tokens of the model's context; expected at least {MIN_LENGTH}",
+            f"{setting} leaves {format_count(context, 'token')} of the model's context; expected at least {MIN_LENGTH}",
             hint=f"Reduce {setting}.",
         )
     if context and length > context:
-        length, reason = context, f"{reason}, and the model's context is {context:,}"
+        length, reason = context, f"{reason}, and the model's context has {context:,} tokens"
     if device.memory:
         rows, checkpointing = config.micro_batch_size or MICRO_BATCH_ROWS[-1], config.activation_checkpointing != "off"
         rows = max(rows, config.objective_spec.min_micro_batch_size)
@@ -141,7 +142,7 @@ def _choose_max_length(
         while fitting > LENGTH_MULTIPLE and not _fits(config, shape, device, rows, fitting, checkpointing):
             fitting = (fitting - 1) // LENGTH_MULTIPLE * LENGTH_MULTIPLE
         if fitting < length:
-            length, reason = fitting, f"{reason}, and {device.memory / 1e9:.0f} GB of memory allow {fitting:,}"
+            length, reason = fitting, f"{reason}, and {device.memory / 1e9:.0f} GB of memory allow at most {fitting:,}"
     return length, reason
 
 
@@ -217,7 +218,7 @@ def check_memory(recipe: Recipe, longest_example: int, shape: ModelShape, device
         hint = "Use a smaller model, an adaptation that needs less memory such as lora, or a machine with more memory."
     arithmetic = " + ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items())
     raise ConfigurationError(
-        f"training does not fit into memory: {rows} rows of {longest:,} tokens require about "
+        f"training does not fit into memory: the estimate for {format_count(rows, 'row')} of {longest:,} tokens is "
         f"{required / 1e9:.1f} GB ({arithmetic}); each process has {device.memory / 1e9:.1f} GB",
         hint=hint,
     )

@@ -98,7 +98,7 @@ def render_report(
             reaction = "A guard stopped the training"
         elif config.grpo.on_alarm == "lower_learning_rate":
             factor = alarm["learning_rate_factor"]
-            reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {factor:.3g} of its schedule"
+            reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {factor:.3g} times its scheduled value"
             if factor == previous_factor:
                 reaction = f"At step {alarm['step']:,}, a guard raised an alarm at the lower limit of the learning rate"
             previous_factor = factor

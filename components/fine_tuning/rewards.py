@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from components.common.answer_metrics import ifeval_checks, json_answers, numeric_answers, repetition, squad_metrics
 from components.common.runtime import code_sandbox
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError, TrainingError
 from components.fine_tuning import code_rewards, judge_rewards
 
@@ -194,7 +195,8 @@ def _load_reward_model(config: RewardConfig, inputs: RewardInputs) -> Scorer:
         rewards = reward_models.compute_rewards(model, conversations, REWARD_BATCH_TOKENS)
         if invalid := sum(not math.isfinite(reward) for reward in rewards):
             raise TrainingError(
-                f"{invalid} of {len(rewards)} rewards of the reward model in {folder} are not finite",
+                f"the reward model in {folder} returns a non-finite reward for {invalid} of "
+                f"{format_count(len(rewards), 'answer')}",
                 hint="Train the reward model again with a lower fine_tuning.learning_rate.",
             )
         return [0.5 * (1 + math.tanh(reward / 2)) for reward in rewards]  # σ without an overflow
@@ -212,7 +214,7 @@ REWARDS: dict[RewardName, Reward] = {
         _score_each(lambda _: lambda rollout: numeric_answers.score_final_number(rollout.answer, [rollout.reference])),
     ),
     "f1": Reward(
-        "words that the answer shares with the row's answer (F1)",
+        "F1 score of the words that the answer shares with the row's answer",
         _score_each(lambda _: lambda rollout: squad_metrics.f1(rollout.answer, [rollout.reference])),
     ),
     "json_valid": Reward(
@@ -222,7 +224,7 @@ REWARDS: dict[RewardName, Reward] = {
         "the answer is JSON that matches json_schema", _score_each(_build_schema_check), "json_schema"
     ),
     "json_match": Reward(
-        "share of the keys of the JSON objects in the answer and the row's answer that have equal values",
+        "share of the keys of the two JSON objects, in the answer and in the row's answer, whose values are equal",
         _score_each(lambda _: lambda rollout: score_json_match(rollout.answer, rollout.reference)),
     ),
     "regex": Reward("the whole answer matches pattern", _score_each(_build_regex_check), "pattern"),
@@ -236,15 +238,15 @@ REWARDS: dict[RewardName, Reward] = {
         _score_each(lambda _: _check_repetition),
     ),
     "ifeval": Reward(
-        "share of the instructions in the row's fields instruction_id_list and kwargs, as in the IFEval dataset, that the "
-        "answer follows",
+        "share of the row's instructions that the answer follows; the row has the fields instruction_id_list and "
+        "kwargs, as in the IFEval dataset",
         _score_each(lambda _: _score_instructions),
         check_fields=ifeval_checks.parse_instructions,
         check_machine=lambda _: ifeval_checks.load_checkers(),
     ),
     "unit_tests": Reward(
-        "the Python code in the answer passes the tests in the row's field test, with entry_point as in HumanEval; it runs "
-        "in isolation, with Python's standard library",
+        "the Python code in the answer passes the tests in the row's field test, with entry_point as in HumanEval; "
+        "the code runs in isolation, with only Python's standard library",
         _build_unit_tests,
         options=("cpu_seconds", "memory_mb"),
         check_fields=code_rewards.check_tests,
@@ -257,7 +259,7 @@ REWARDS: dict[RewardName, Reward] = {
         options=("sha256",),
     ),
     "judge": Reward(
-        "the score from 1 to 10 of a language model at an endpoint, scaled to 0 to 1",
+        "the score from 1 to 10 that a language model at an endpoint gives the answer, scaled to 0 to 1",
         _build_judge,
         "judge",
         check_machine=lambda config: judge_rewards.read_key(_get_judge(config)),
@@ -349,7 +351,7 @@ def check_row_fields(entries: Iterable[RewardConfig], location: str, meta: str |
                 check(json.loads(meta or "{}"))
         except ValueError as error:
             raise InputError(
-                f"the reward {entry.kind} cannot score the row {location}: it {error}",
+                f"the reward {entry.kind} cannot score the row {location}: the row {error}",
                 hint="Correct or remove the row in the sources (docs/how-to/reinforcement-learning.md).",
             ) from None
 
@@ -383,8 +385,8 @@ def describe_references(means: Mapping[str, float], rows: int) -> list[str]:
         rows: The number of scored rows.
     """
     return [
-        f"the reward {name} is 0 for the reference answers of all {rows} checked rows. Correct the reward or the rows, unless "
-        "the references are placeholders"
+        f"the reward {name} is 0 for the reference answer of every checked row ({format_count(rows, 'row')}). "
+        "Correct the reward or the rows, unless the references are placeholders"
         for name, mean in means.items()
         if not mean
     ]

@@ -41,6 +41,7 @@ from components.common.models.model_loading import LocalBaseModel
 from components.common.reporting import mlflow_tracking
 from components.common.reporting.mlflow_tracking import MlflowReporter
 from components.common.runtime import process_control
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import (
     RESUME_HINT,
     ArtifactDamagedError,
@@ -298,7 +299,7 @@ def _train_all(
     free_environments = list(islice(cycle(environments), threads))
     train = partial(train, peers=min(parallel, len(recipes)))
     sweep = _RunningSweep(train, recipes, reporter, tracked, stop, free_environments, submission, budget)
-    reporter.step(f"training {len(recipes)} recipes, {min(parallel, len(recipes))} at once")
+    reporter.step(f"training {format_count(len(recipes), 'recipe')}, {min(parallel, len(recipes))} at once")
     with process_control.handle_stop_signals(stop.save_requested), ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(sweep.train_recipe, name, recipe, outputs[name]) for name, recipe in recipes.items()]
         try:

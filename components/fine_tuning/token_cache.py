@@ -143,7 +143,7 @@ def load_or_tokenize(
     folder = state / CACHE_FOLDER / key
     if _is_complete(folder):
         folder.touch()
-        reporter.note(f"using cached tokens of {dataset.sha256[:12]}")
+        reporter.note(f"using the cached tokens of dataset {dataset.sha256[:12]}")
         return open_tokens(folder, cached=True)
     mapping, counts = config.objective_spec.get_mapping(kind, f"the dataset in {dataset.path} contains"), {}
     with job_folders.private_folder(folder.parent, ".tokenising") as work:

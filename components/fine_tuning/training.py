@@ -227,7 +227,7 @@ def _train(
     if checkpoint:
         reporter.note(f"resuming from step {checkpoints.parse_step(checkpoint)}")
     reporter.step("training")
-    announcement = "stopping after this step, which is then saved"
+    announcement = "saving a checkpoint and stopping after this step"
     # On preemption or requeue, the current step is finished and saved.
     with process_control.handle_stop_signals(stop, announcement if trainer.is_world_process_zero() else ""):
         _run_trainer(trainer, checkpoint, config, splits)

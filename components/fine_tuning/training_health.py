@@ -66,12 +66,13 @@ def describe_stall(losses: Sequence[float], *, are_rewards: bool = False) -> str
         return None
     if are_rewards:
         return (
-            f"the reward does not rise: mean {0 - before:.4g} in the first {third} steps, {0 - after:.4g} in the last {third}. "
-            "Increase fine_tuning.learning_rate, or start from a model that earns the reward with some answers"
+            f"the reward does not rise: mean {0 - before:.4g} in the first {third} steps, {0 - after:.4g} in the "
+            f"last {third} steps. Increase fine_tuning.learning_rate, or start from a model that gets the reward for "
+            "some answers"
         )
     return (
         f"the training loss does not fall: mean {before:.4g} in the first {third} steps, {after:.4g} in the last "
-        f"{third}. Increase fine_tuning.learning_rate"
+        f"{third} steps. Increase fine_tuning.learning_rate"
     )
 
 

@@ -82,7 +82,7 @@ def describe_unseen_rows(rows: int, seen: int, config: Recipe) -> str | None:
         return None
     setting = f"max_steps {config.max_steps}" if config.max_steps else f"epochs {config.epochs:g}"
     return (
-        f"fine_tuning.{setting} trains on {seen:,} of {rows:,} rows ({seen / rows:.2g} epochs). "
+        f"with fine_tuning.{setting}, training covers {seen:,} of {rows:,} rows ({seen / rows:.2g} epochs). "
         "Set fine_tuning.max_steps to null and epochs to at least 1 to train on all rows"
     )
 

@@ -64,7 +64,7 @@ def move_alias(client: MlflowClient, model: str, intent: Entry, check: Check = l
         except ExternalMoveError:
             record_external_move(client, model, intent.alias)
     raise BusyError(
-        f"{model}@{intent.alias} moved outside tuneline in each of 10 attempts",
+        f"{model}@{intent.alias} was moved outside tuneline during each of 10 attempts",
         hint=f"List the moves with `tuneline registry audit {model}`.",
     )
 
@@ -88,7 +88,7 @@ def record_external_move(client: MlflowClient, model: str, alias: str, by: str =
     def check_unchanged(now: ModelVersion | None, entries: Sequence[Entry]) -> None:
         if _get_version_number(now) != intent.to or registry_history.get_recorded_holder(entries, alias) == intent.to:
             raise RegistryError(
-                f"{model}@{alias} moved before its move was recorded", hint="Run the same command again."
+                f"{model}@{alias} moved again before its last move was recorded", hint="Run the same command again."
             )
 
     with suppress(RegistryError):

@@ -236,7 +236,7 @@ def check_record(record: SignatureRecord, trust: Trust) -> Manifest:
     manifest_sha256 = compute_manifest_sha256(record.manifest)
     statement = signed_envelopes.open_envelope(record.attestation, attestations.PAYLOAD_TYPE, trust)
     if not attestations.describes(statement, manifest, manifest_sha256):
-        raise SignatureInvalidError("its attestation is about another artifact")
+        raise SignatureInvalidError("its attestation is for another artifact")
     is_bundle = sigstore_bundles.is_bundle(record.signature)
     envelope = record.signature if is_bundle else record.signature.get("dsseEnvelope", {})
     signed = _list_signed_files(
@@ -244,7 +244,7 @@ def check_record(record: SignatureRecord, trust: Trust) -> Manifest:
     )
     listed = {file.path: file.sha256 for file in manifest.files}
     if signed != {**listed, artifact_folder.MANIFEST_FILENAME: _digest(record.manifest)}:
-        raise SignatureInvalidError("the signature of its files is about another artifact")
+        raise SignatureInvalidError("the signature of its files is for another artifact")
     if manifest.content_sha256 != manifest.compute_payload_sha256():
         raise SignatureInvalidError("its manifest does not match its own content_sha256")
     for name, text in record.statements.items():

@@ -22,7 +22,7 @@ class ModelRegistryConfig(BaseModel):
         "tuneline-demo",
         min_length=1,
         pattern=r"^[^/:]+$",
-        description="Name of the registered model in MLflow. Not allowed: slash, colon.",
+        description="Name of the registered model in MLflow, without slash or colon.",
     )
     auto_promote: bool = Field(
         False,

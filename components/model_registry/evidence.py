@@ -25,6 +25,7 @@ from components.common.gate_rules import (
     QUANTIZATION_CONFIDENCE,
     get_min_items,
 )
+from components.common.runtime.counts import format_count
 from components.model_registry import rule_results, rule_strictness, sampled_scores
 from components.model_registry.rule_results import RELATIVE_TOLERANCE
 
@@ -195,7 +196,8 @@ def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
     for name, task in content["tasks"].items():
         if task["items"] != len(by_task[name]):
             objections.append(
-                f"its evaluation counts {task['items']} items of {name}; {len(by_task[name])} have scores"
+                f"the number of items of {name} in its evaluation is {task['items']}; its predictions have "
+                f"{len(by_task[name])}"
             )
         for metric, definition in task["metrics"].items():
             key = f"{name}.{metric}"
@@ -213,7 +215,8 @@ def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
                 objections.append(f"{key} of the {different[0]} in its evaluation does not follow from its predictions")
             elif reported["n"] != len(by_task[name]):
                 objections.append(
-                    f"{key} in its evaluation has {reported['n']} items; {len(by_task[name])} have scores"
+                    f"the number of items of {key} in its evaluation is {reported['n']}; its predictions have "
+                    f"{len(by_task[name])}"
                 )
     sampled = sampled_scores.check_samples(by_task, evaluation.manifest.config["tasks"])
     return [*objections, *sampled, *rule_results.check_results(content, by_task)]
@@ -350,7 +353,9 @@ def _check_rule(content: Json, wanted: Json, min_items: int | None, tasks: Mappi
         return ""
     items, needed = content["tasks"][name]["items"], rule_strictness.compute_min_items(wanted, min_items, kind)
     if items < needed:
-        return f"its evaluation measured {wanted['metric']} on {items} items; {source} requires {needed}"
+        return (
+            f"its evaluation measured {wanted['metric']} on {format_count(items, 'item')}; {source} requires {needed}"
+        )
     return ""
 
 

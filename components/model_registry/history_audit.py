@@ -124,7 +124,7 @@ def _audit(client: MlflowClient, name: str) -> Audit:
     open_findings = [f for f in findings if f.kind == EVIDENCE or f.what not in acknowledged]
     notes = [f"acknowledged: {finding.what}" for finding in findings if finding not in open_findings] + unchecked
     if trust and not any(entry.signature for entry in entries):
-        notes.append("the history is not signed; the first entry of a process with a signing key signs it")
+        notes.append("the history is not signed; the first signed entry will also cover all entries before it")
     if trust and checkpoints.read(name) is None:
         notes.append(f"the history has no checkpoint in {checkpoints.describe_location(name)}")
     for entry in entries:

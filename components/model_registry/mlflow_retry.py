@@ -168,8 +168,8 @@ def build_user_error(error: BaseException, client: MlflowClient | None = None) -
     if get_http_status(error) == 403:
         return RegistryError(
             f"MLflow at {address} denied the request: {first[:300]}",
-            hint="Request the permission EDIT on the model and its history NAME.history (MANAGE to promote again) "
-            "from the server's administrator.",
+            hint="Request the permission EDIT on the model and its history NAME.history from the server's "
+            "administrator; to promote a version a second time, request MANAGE.",
         )
     if not is_transient(error):
         return RegistryError(f"MLflow rejected the request: {first}", hint="Check the name and the server's log.")

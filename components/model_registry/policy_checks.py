@@ -13,6 +13,7 @@ from components.common import regression_suite
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.gate_rules import SUITE_PREFIX
 from components.common.models import licences, training_lineage
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import TEMPORARY_ERRORS, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
@@ -71,7 +72,7 @@ def check_version(
     if policy.licences:
         results.append(check_licences(in_force, list_base_licences(model)))
     if policy.max_evaluation_age_days and checks_age:
-        requirement = f"evaluation registered within {policy.max_evaluation_age_days} days"
+        requirement = f"evaluation registered within {format_count(policy.max_evaluation_age_days, 'day')}"
         results.append(_build_result(requirement, _check_age(in_force, evaluation.sha256)))
     return results
 
@@ -118,7 +119,7 @@ def _describe_task(task: RequiredTask) -> str:
     parts = [f"task {task.name}", f"of kind {task.kind}" if task.kind else ""]
     parts.append(f"with items {task.items_sha256[:12]}" if task.items_sha256 else "")
     parts.append(f"on files {', '.join(sha256[:12] for sha256 in task.files_sha256)}" if task.files_sha256 else "")
-    parts.append(f"with at least {task.min_items} items" if task.min_items else "")
+    parts.append(f"with at least {format_count(task.min_items, 'item')}" if task.min_items else "")
     parts.append(f"with a kappa_bound above {task.min_kappa:g}" if task.min_kappa is not None else "")
     return " ".join(filter(None, parts))
 
@@ -139,7 +140,7 @@ def _check_task(task: RequiredTask, content: Json, title: str) -> str:
     if missing := [sha256[:12] for sha256 in task.files_sha256 if sha256 not in read]:
         return f"{title} requires task {name} on file {missing[0]}; its evaluation did not read this file"
     if task.min_items and items["items"] < task.min_items:
-        return f"{title} requires {task.min_items} items of task {name}; its evaluation measured {items['items']}"
+        return f"{title} requires {format_count(task.min_items, 'item')} of task {name}; its evaluation measured {items['items']}"
     return rule_results.find_kappa_problem(content, name, task.min_kappa, title)
 
 
@@ -152,8 +153,8 @@ def _check_limits(in_force: PolicyInForce, content: Json) -> Iterator[tuple[str,
         names = sorted({str(rule["metric"]).partition(".")[0] for rule in own})
         counts = {name: content["tasks"].get(name, {"items": 0})["items"] for name in names}
         few = [f"{count} of {name}" for name, count in counts.items() if count < policy.min_items]
-        objection = f"{title} requires {policy.min_items} items per task; its evaluation measured {', '.join(few)}"
-        yield f"at least {policy.min_items} items of each compared task", objection if few else ""
+        objection = f"{title} requires {format_count(policy.min_items, 'item')} per task; its evaluation measured {', '.join(few)}"
+        yield f"at least {format_count(policy.min_items, 'item')} of each compared task", objection if few else ""
     if policy.confidence:
         low = [
             f"{rule['confidence']:g} for {rule['metric']}"
@@ -248,8 +249,8 @@ def _check_age(in_force: PolicyInForce, evaluation_sha256: str) -> str:
         return f"{in_force.title} limits the age of the evaluation; the history does not show its registration"
     if now - min(dates) > timedelta(days=days):
         return (
-            f"{in_force.title} allows evaluations of at most {days} days; its evaluation was registered on "
-            f"{min(dates):%Y-%m-%d}"
+            f"{in_force.title} allows evaluations of at most {format_count(days, 'day')}; its evaluation was "
+            f"registered on {min(dates):%Y-%m-%d}"
         )
     return ""
 

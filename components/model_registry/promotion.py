@@ -180,9 +180,9 @@ def _check_objections(version: ModelVersion, objections: list[str], *, force: bo
     length, limit = len(registry_history.join_objections(objections)), registry_history.MAX_TEXT_CHARACTERS
     if force and length > limit:
         raise RegistryError(
-            f"the history cannot record the {len(objections)} objections that the promotion overrides: {length} "
-            f"characters; the limit is {limit}",
-            hint="Meet some of the requirements, or set a policy with fewer of them.",
+            f"the history cannot record the objections that the promotion overrides: they have {length:,} "
+            f"characters; the limit is {limit:,}",
+            hint="Meet some of the requirements, or set a policy with fewer requirements.",
         )
     if objections and not force:
         raise RegistryError(

@@ -102,7 +102,7 @@ def set_policy(client: MlflowClient, model: str, policy: Policy, by: str) -> Ent
     text = policy.model_dump_json(exclude_none=True)
     if len(text) > registry_history.MAX_TEXT_CHARACTERS:
         raise RegistryError(
-            f"the policy has {len(text)} characters; the limit is {registry_history.MAX_TEXT_CHARACTERS}",
+            f"the policy has {len(text):,} characters; the limit is {registry_history.MAX_TEXT_CHARACTERS:,}",
             hint="List fewer approvers, tasks or rules.",
         )
 

@@ -88,9 +88,8 @@ def list_retained_digests(keep_versions: int) -> list[RetainedDigests]:
                     retained.append(_build_retained_digests(target, f"is the rollback target of {alias}"))
     for versions in by_model.values():
         newest = sorted(versions, key=lambda version: int(version.version))[-keep_versions:] if keep_versions else []
-        retained += [
-            _build_retained_digests(version, f"is one of the newest {keep_versions} versions") for version in newest
-        ]
+        reason = "is the newest version" if keep_versions == 1 else f"is one of the newest {keep_versions} versions"
+        retained += [_build_retained_digests(version, reason) for version in newest]
     return retained
 
 
@@ -199,7 +198,8 @@ def _find_newest_runs(runs: Mapping[str, Run], count: int) -> dict[str, str]:
             start = run.info.start_time or 0
             roots[run_id], began[root_id] = root_id, min(began.get(root_id, start), start)
     newest = set(sorted(began, key=lambda root_id: began[root_id], reverse=True)[:count])
-    return {run_id: f"one of the newest {count} runs" for run_id, root_id in roots.items() if root_id in newest}
+    reason = "the newest run" if count == 1 else f"one of the newest {count} runs"
+    return {run_id: reason for run_id, root_id in roots.items() if root_id in newest}
 
 
 def _is_deleted(run: Run) -> bool:

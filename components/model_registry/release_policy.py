@@ -101,8 +101,8 @@ class Policy(BaseModel):
     signatures: Literal["required"] | None = Field(
         None,
         exclude_if=operator.not_,
-        description="required: every artifact of the version's lineage and the history are signed with a trusted key, and "
-        "every input has an attestation. null: signatures are not required.",
+        description="required: the history and every artifact of the version's lineage are signed with a trusted "
+        "key, and every input has an attestation. null: signatures are not required.",
     )
     trusted_keys: list[KeyId] = Field(
         [],

@@ -14,6 +14,7 @@ from typing import Any
 
 from components.common.gate_rules import CONTROL_MIN_ITEMS, compute_excess_p_value, get_min_items
 from components.common.length_buckets import get_length_bucket
+from components.common.runtime.counts import format_count
 from components.model_registry import rule_strictness
 from components.model_registry.rule_strictness import EXCESS, SHARE, SLICES
 
@@ -45,7 +46,7 @@ def check_results(content: Json, rows: Mapping[str, Sequence[Json]]) -> list[str
         if calibration_problem := _find_calibration_problem(content, name):
             problem = calibration_problem
         elif len(rows[name]) < required:
-            problem = f"has {len(rows[name])} items and requires {required}"
+            problem = f"the rule has {format_count(len(rows[name]), 'item')} and requires {required}"
         elif figure == SHARE:
             problem = _check_harmed_share(rule, items, content["measured"]["tasks"][name])
         elif figure == EXCESS:
@@ -71,9 +72,9 @@ def _find_calibration_problem(content: Json, task: str) -> str:
         return "its judge has no calibration"
     pairs, kappa, bound = (calibration[key] for key in ("pairs", "kappa", "kappa_bound"))
     if pairs < rule_strictness.MIN_PAIRS:
-        return f"its judge is calibrated on {pairs:.0f} pairs; at least {rule_strictness.MIN_PAIRS} are required"
+        return f"the number of pairs in the calibration of its judge is {pairs:.0f}; expected at least {rule_strictness.MIN_PAIRS}"
     if not bound > rule_strictness.MIN_KAPPA:
-        return f"the agreement of its judge (kappa_bound) is {bound:.3f} and must exceed {rule_strictness.MIN_KAPPA}"
+        return f"the agreement of its judge (kappa_bound) is {bound:.3f}; expected above {rule_strictness.MIN_KAPPA}"
     return "" if bound <= kappa <= 1 else "the calibration of its judge contradicts itself"
 
 
@@ -167,7 +168,9 @@ def _check_harmed_share(rule: Json, items: ScoredItems, kind: str) -> str:
     if p_value > 1 - rule["confidence"] + RELATIVE_TOLERANCE:
         return f"{harmed} of {count} items are harmed"
     if rule["acceptance_p"] is None or not math.isclose(rule["acceptance_p"], p_value, rel_tol=1e-6, abs_tol=1e-12):
-        return f"its p-value is {rule['acceptance_p']}; {harmed} harmed items of {count} have the p-value {p_value:.4g}"
+        return (
+            f"its p-value is {rule['acceptance_p']}; for {harmed} of {count} items harmed, the p-value is {p_value:.4g}"
+        )
     return ""
 
 
@@ -195,7 +198,7 @@ def _check_excess(rule: Json, items: ScoredItems, content: Json, rows: Mapping[s
     min_items = get_min_items(rule["metric"], content["measured"]["settings"]["min_items"])
     counts = [items.count_harmed(0.0), len(items.weights), control.count_harmed(0.0), len(control.weights)]
     if not control.is_complete or min(counts[1], counts[3]) < (min_items or CONTROL_MIN_ITEMS):
-        return f"it has {counts[1]} items and {counts[3]} control items"
+        return f"it has {format_count(counts[1], 'item')} and {format_count(counts[3], 'control item')}"
     p_value = compute_excess_p_value(*counts)
     if rule["p"] is None or not math.isclose(rule["p"], p_value, rel_tol=RELATIVE_TOLERANCE):
         return f"its p-value is {rule['p']}; its predictions have {p_value:.4g}"
@@ -213,7 +216,7 @@ def _check_slices(rule: Json, rows: Sequence[Json], min_items: int) -> str:
     if rule["unjudged_slices"] != unjudged:
         return f"it counts {rule['unjudged_slices']} slices with too few items; its predictions have {unjudged}"
     if rule["p"] is None:
-        return f"it has no p-value for {len(sizes) - unjudged} slices" if len(sizes) > unjudged else ""
+        return f"it has no p-value for {format_count(len(sizes) - unjudged, 'slice')}" if len(sizes) > unjudged else ""
     return "" if rule["p"] >= 1 - rule["confidence"] else f"the p-value of its worst slice is {rule['p']}"
 
 

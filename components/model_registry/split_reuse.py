@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.gate_rules import SUITE_PREFIX
+from components.common.runtime.counts import format_count
 from components.common.runtime.reporters import Reporter
 from components.common.runtime.user_name import get_user_name
 from components.model_registry import alias_moves, evidence, model_versions, registry_history
@@ -104,9 +105,9 @@ def record_candidate(client: MlflowClient, version: ModelVersion, evaluation: Ar
         reporter.note(f"{version.name} version {version.version}: {_describe_objection(failures)}")
     if is_worn_out(failures + (not passed)):
         reporter.note(
-            f"the test split was reused too often: {failures + (not passed)} candidates failed on it. Add new test rows: "
-            f"the next candidate must pass with {compute_level_factor(failures + (not passed)):.2%} of the error "
-            "probability of each rule"
+            f"the test split was reused too often: {format_count(failures + (not passed), 'candidate')} failed on "
+            f"it. The rules of the next candidate must hold with {compute_level_factor(failures + (not passed)):.2%} "
+            "of their error probability. Add new test rows"
         )
     return passed
 
@@ -165,7 +166,7 @@ def _find_trial(entries: Sequence[Entry], version: str, evaluation: str) -> Entr
 def _describe_objection(failures: int) -> str:
     return (
         f"{failures} earlier {'candidate' if failures == 1 else 'candidates'} failed on its test split, so its rules must"
-        f" hold with {compute_level_factor(failures):.2%} of their error probability, and one does not"
+        f" hold with {compute_level_factor(failures):.2%} of their error probability, and at least one rule does not"
     )
 
 

@@ -260,15 +260,17 @@ def auto_promote(
         result = model_versions.get_version(client, config.name, version).tags.get(split_reuse.RESULT_TAG)
     if result == split_reuse.FAILED:
         reporter.note(
-            f"{config.name} version {version} is not promoted: earlier candidates failed on its test split, and it does "
-            "not pass with the remaining error probability. Add new test rows, or promote it with --force --reason TEXT"
+            f"{config.name} version {version} is not promoted: earlier candidates failed on its test split, and this "
+            "version does not pass with the remaining error probability. Add new test rows, or promote the version "
+            "with --force --reason TEXT"
         )
         return None
     latest = next((move for move in reversed(moves) if version in (move.from_, move.to)), None)
     if latest and latest.kind == "rollback" and latest.from_ == version:
         reporter.note(
-            f"{config.name} version {version} is not promoted: {latest.by} rolled the champion back from it "
-            f"({latest.reason}). To promote it anyway: tuneline promote {config.name} --version {version}"
+            f"{config.name} version {version} is not promoted: {latest.by} rolled the champion back from this "
+            f"version ({latest.reason}). To promote the version anyway: tuneline promote {config.name} --version "
+            f"{version}"
         )
         return None
     try:

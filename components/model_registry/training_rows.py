@@ -94,7 +94,7 @@ def _check_coverage(measured: Json, task: str, evaluated: Sequence[str], test_id
         return f"row {unexpected[0]} of its evaluation is not among the first {limit} test rows"
     if left_out < 0 or len(evaluated) + left_out != len(expected):
         return (
-            f"its evaluation measured {task} on {len(evaluated)} rows and left {left_out} out, "
-            f"of {len(expected)} test rows"
+            f"its evaluation measured {task} on {len(evaluated)} of {len(expected)} test rows and states that it "
+            f"left out {left_out}"
         )
     return ""

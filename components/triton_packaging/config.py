@@ -44,11 +44,12 @@ class VllmConfig(BaseModel):
     )
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="Number of GPUs that share the model's weights.")
     enforce_eager: bool = Field(
-        False, description="Disable CUDA graphs: faster start and less memory, but slower answers."
+        False,
+        description="Disable CUDA graphs. The model then starts faster and needs less memory, but answers more slowly.",
     )
     max_lora_rank: Literal[0, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
         0,
-        description="Highest rank of an attached adapter; vLLM reserves memory for it. 0: the lowest rank that "
+        description="Highest rank of an attached adapter; vLLM reserves memory for this rank. 0: the lowest rank that "
         "fits all packaged adapters.",
     )
     max_loras: int = Field(
@@ -78,13 +79,13 @@ class TritonPackagingConfig(BaseModel):
     weights: Literal["copied", "referenced"] = Field(
         "copied",
         description="copied: store the weights in the package, as links if possible. referenced: store only the paths "
-        "and digests of the folders that contain the weights, or the base model and the adapter. Do not move these "
-        "folders.",
+        "and digests of the folders with the weights (of the model, or of the base model and the adapter). Do not move "
+        "these folders.",
     )
     publish_to: str = Field(
         "",
         pattern=r"^(/.*|s3://[a-z0-9][a-z0-9.-]+(/[0-9A-Za-z._/-]*)?)?$",
-        description="Folder or s3://bucket/prefix for a copy of the finished package, for a cluster's Triton server. "
+        description="Folder or s3://bucket/prefix to which the finished package is copied, for a cluster's Triton server. "
         "The copy is stored under its content digest. Empty: no copy.",
     )
     quantization: Literal["none", "int8", "fp8"] = Field(
@@ -97,21 +98,21 @@ class TritonPackagingConfig(BaseModel):
         0.02,
         gt=0,
         le=MAX_QUANTIZATION_MARGIN,
-        description="Maximum increase of the loss on the test split by quantization, in nats per token, at 95% "
+        description="Maximum increase of the loss on the test split due to quantization, in nats per token, at 95% "
         "confidence.",
     )
     quantization_items: int = Field(
         200,
         ge=MIN_QUANTIZATION_ITEMS,
         le=1_000_000,
-        description="Maximum number of random test rows for this comparison.",
+        description="Maximum number of random test rows on which the quantized and the unquantized model are compared.",
     )
     vllm: VllmConfig = Field(VllmConfig(), description="Engine settings of the vllm backend.")
     serving_root: str = Field(
         "",
         pattern=r"^(/.*)?$",
-        description="Folder that contains this package on a cluster's Triton server, such as /models; prefix of the "
-        "paths in a vLLM package. Empty: paths relative to the package's folder, for `tuneline serve`.",
+        description="Folder that contains this package on a cluster's Triton server, such as /models. The paths in "
+        "a vLLM package begin with this folder. Empty: paths relative to the package's folder, for `tuneline serve`.",
     )
     model_name: str = Field(
         "tuneline",
@@ -148,24 +149,24 @@ class TritonPackagingConfig(BaseModel):
         64,
         ge=0,
         le=100_000,
-        description="Maximum number of requests that wait for a slot; further requests are rejected: by Triton with UNAVAILABLE, "
-        "by the gateway with 429.",
+        description="Maximum number of requests that wait for a slot. Triton rejects further requests with UNAVAILABLE, the "
+        "gateway with 429.",
     )
     cache_tokens: int = Field(
         0,
         ge=0,
         le=1_000_000_000,
         description="Capacity of the shared key-value cache in tokens (prompts and answers). Minimum: one request of "
-        "maximum length. 0: all slots at maximum length, limited to 1 GiB on a CPU and, on a GPU, to half of the memory "
-        "that the weights leave free.",
+        "maximum length. 0: enough for all slots at maximum length, but at most 1 GiB on a CPU, or half of the "
+        "memory that the weights leave free on a GPU.",
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of the served model. 0: all cores available to the server."
     )
     prove: bool = Field(
         True,
-        description="Load the package in a real Triton server and compare its answers. An unproven package "
-        "cannot be promoted.",
+        description="Load the package in a real Triton server and compare its answers with those of transformers. An "
+        "unproven package cannot be promoted.",
     )
     golden_prompts: list[str] = Field(
         list(GOLDEN_PROMPTS),

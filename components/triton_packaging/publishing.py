@@ -53,7 +53,7 @@ def publish(package: Artifact, target: str, reporter: Reporter) -> str:
                 first = different[0]
                 raise EngineMissingError(
                     f"{location}/{first.path} has {sizes.get(first.path, 'no')} bytes after the upload; expected "
-                    f"{first.bytes} ({len(different)} of {len(files)} files differ)",
+                    f"{first.bytes} (files that differ: {len(different)} of {len(files)})",
                     hint="Run the same command again.",
                 )
             object_storage.upload_file(package.path / MANIFEST_FILENAME, manifest, lambda _: None)

@@ -19,6 +19,7 @@ from components.common.artifacts.artifact_folder import Artifact
 from components.common.gate_rules import MIN_QUANTIZATION_ITEMS, QUANTIZATION_CONFIDENCE
 from components.common.models import chat_templates, conversation_rows, fp8_weights, model_loading
 from components.common.models.model_loading import LoadableModel
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError, InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.triton_packaging.config import TritonPackagingConfig
@@ -274,8 +275,8 @@ def _load_package(
 def _check_margin(result: QuantizationResult) -> None:
     if not result.increase_bound <= result.margin:
         raise QuantizationError(
-            f"the {result.scheme} model has a loss of {result.loss:.4f} nats per token on {result.items} test rows, "
-            f"and the unquantized model {result.unquantized_loss:.4f}: an increase of {result.increase:+.4f}, at most "
+            f"the {result.scheme} model has a loss of {result.loss:.4f} nats per token on {result.items} test rows; "
+            f"the unquantized model has {result.unquantized_loss:.4f}. The increase is {result.increase:+.4f}, at most "
             f"{result.increase_bound:+.4f} with {result.confidence:.0%} confidence; "
             f"triton_packaging.quantization_margin allows {result.margin:.4f}",
             hint="Set triton_packaging.quantization to none, or raise triton_packaging.quantization_margin; if the measured "
@@ -324,7 +325,7 @@ def read_items(
             break
     if len(items) < MIN_QUANTIZATION_ITEMS:
         raise InputError(
-            f"the test split of {dataset.path} has {len(items)} rows with an answer; quantization requires at least "
+            f"the test split of {dataset.path} has {format_count(len(items), 'row')} with an answer; quantization requires at least "
             f"{MIN_QUANTIZATION_ITEMS}",
             hint="Increase the number of rows or the test fraction, or set triton_packaging.quantization to none.",
         )

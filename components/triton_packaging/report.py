@@ -33,7 +33,8 @@ def render(
     if proof:
         text = (
             "A Triton server loaded this package. The package's greedy answers match those of transformers before "
-            "packaging, both complete and streamed, with one client and with eight concurrent clients."
+            "packaging. The comparison covers complete and streamed answers, with one client and with eight concurrent "
+            "clients."
         )
         figures = {
             "Triton": proof.server_version,
@@ -54,7 +55,9 @@ def render(
         answers = html_report.render_table(["prompt", "answer", "prompt tokens", "match"], rows)
     note = ""
     if config.backend == "vllm":
-        note = html_report.render_paragraph("The base model answers requests without lora_name.")
+        note = html_report.render_paragraph(
+            "Requests select an attached adapter with lora_name. Without lora_name, no attached adapter is used."
+        )
     sections = {}
     if quantized:
         tiles = {
@@ -65,9 +68,10 @@ def render(
             "MB unquantized": round(quantized.unquantized_weight_bytes / 1e6, 1),
         }
         text = (
-            f"On {quantized.items} test rows, the loss rises by {quantized.increase:+.4f} nats per token (95% interval "
-            f"{quantized.ci95[0]:+.4f} to {quantized.ci95[1]:+.4f}; at most {quantized.increase_bound:+.4f} with "
-            f"{quantized.confidence:.0%} confidence). The allowed increase is {quantized.margin:.4f}."
+            f"On {quantized.items} test rows, quantization changes the loss by {quantized.increase:+.4f} nats per token "
+            f"(95% confidence interval {quantized.ci95[0]:+.4f} to {quantized.ci95[1]:+.4f}). With "
+            f"{quantized.confidence:.0%} confidence, the increase is at most {quantized.increase_bound:+.4f}; "
+            f"{quantized.margin:.4f} is allowed."
         )
         sections["Quantization"] = html_report.render_tiles(tiles) + html_report.render_paragraph(text, "good")
     folders = [output / name for name in list_model_names(config.backend, config.model_name)]

@@ -12,6 +12,7 @@ from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading, tool_messages
 from components.common.models.model_loading import LoadableModel
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.triton_packaging import (
@@ -236,9 +237,9 @@ def _write_python_models(
     requested = config.max_prompt_tokens + config.max_tokens + virtual_tokens
     context = weight_files.read_context_tokens(weights, requested) - virtual_tokens
     if context < 2:
-        reduction = f" after deducting {virtual_tokens} virtual tokens" if virtual_tokens else ""
+        reduction = f" after deducting {format_count(virtual_tokens, 'virtual token')}" if virtual_tokens else ""
         raise ConfigurationError(
-            f"the model's context is {context} tokens{reduction}; expected at least 2",
+            f"the model's context is {format_count(context, 'token')}{reduction}; expected at least 2",
             hint="Correct max_position_embeddings in the model's config.json.",
         )
     max_prompt_tokens, max_tokens = min(config.max_prompt_tokens, context - 1), min(config.max_tokens, context - 1)

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from components.common.runtime import process_control
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EngineMissingError, TunelineError
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.common.workspace.job_folders import private_folder
@@ -163,7 +164,7 @@ def running_server(
                             raise
                         kept = keep_log(log)
                         (reporter or SilentReporter()).note(
-                            f"Triton exited with status {child.returncode} during startup and is restarted; see {kept}"
+                            f"Triton exited with status {child.returncode} during startup; restarting it. Its log: {kept}"
                         )
                         continue
                     seconds = time.monotonic() - began
@@ -279,7 +280,7 @@ def _wait_ready(
         reporter.progress(int(seconds), None, "seconds")
         time.sleep(0.1)
     raise ModelLoadError(
-        f"Triton did not load {', '.join(models)}: not ready after {timeout:.0f} seconds{_log_excerpt(log)}",
+        f"Triton did not load {', '.join(models)}: not ready after {format_count(round(timeout), 'second')}{_log_excerpt(log)}",
         hint="Raise triton_packaging.ready_timeout_seconds, or check the machine's free memory and cores.",
     )
 

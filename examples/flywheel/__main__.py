@@ -29,7 +29,9 @@ def run(folder: Path, port: int) -> Json:
     """Run the unfinished steps, write the page, and return the summary."""
     story_path = folder / STORY_FILENAME
     if folder.exists() and not story_path.exists() and any(folder.iterdir()):
-        raise OutputOccupiedError(f"{folder} has other contents", hint="Choose another folder with --folder.")
+        raise OutputOccupiedError(
+            f"{folder} is not empty and does not contain this example", hint="Choose another folder with --folder."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     if not story_path.exists():
         artifact_folder.write_atomically(story_path, '{"steps": {}}\n')
@@ -54,7 +56,12 @@ def run(folder: Path, port: int) -> Json:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m examples.flywheel", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(".tuneline/flywheel"), help="Folder of the example.")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(".tuneline/flywheel"),
+        help="Folder of the example. Default: .tuneline/flywheel.",
+    )
     parser.add_argument("--port", type=int, default=8017, help="Port of the gateway on 127.0.0.1. Default: 8017.")
     parser.add_argument("--json", action="store_true", help="Print the summary as one JSON object.")
     arguments = parser.parse_args()

@@ -56,10 +56,11 @@ def describe(summary: Json) -> str:
         "Users' questions shifted to another part of Python's standard "
         f"library. The drift check raised an alarm on day {summary['find_drift']['alarm_day']}. "
         f"{summary['corrections']} corrected answers yielded {summary['training_rows']} training rows for version {following}. "
-        f"Compared with version {first}, it was {held_back['decision']} on {held_back['pairs']} held-back questions "
-        f"and {shadow['decision']} on {shadow['pairs']} live ones that it answered as a shadow, and was "
-        f"{summary['decision']}. "
-        f"On the days after that, the drift check raised {'an' if summary['check_again']['alarm'] else 'no'} alarm against the new reference."
+        f"On {held_back['pairs']} held-back questions, version {following} was {held_back['decision']} compared with "
+        f"version {first}. On {shadow['pairs']} live questions that it answered as a shadow, version {following} was "
+        f"{shadow['decision']}. Version {following} was {summary['decision']}. "
+        f"On the following days, the drift check raised {'an' if summary['check_again']['alarm'] else 'no'} "
+        "alarm against the new reference."
     )
 
 
@@ -120,7 +121,7 @@ def _render_events(summary: Json, first_rows: int) -> str:
     events = {
         f"before day 1: version {summary['first_version']}": f"trained on {first_rows} questions about text and data",
         f"days 1–{tested - 1}: reference": f"{drift['reference']['prompts']} captured questions about text and data",
-        f"days {tested}–{last}: traffic": f"from day {LAST_CLEAN_DAY + 1} on about networks and concurrency",
+        f"days {tested}–{last}: traffic": f"questions about networks and concurrency from day {LAST_CLEAN_DAY + 1} on",
         f"day {drift['alarm_day']}: alarm": alarm,
         f"day {last}: feedback": f"{summary['corrections']} answers corrected by editors",
         f"day {last}: retraining": f"trigger: {'; '.join(summary['reasons'])}",

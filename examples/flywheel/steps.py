@@ -265,7 +265,7 @@ def retrain(flywheel: Flywheel) -> Json:
     cycle = continue_retraining(flywheel)
     if cycle["decision"]:
         raise TunelineError(
-            f"the next version is no shadow: {cycle['decision']}, {cycle['reason']}",
+            f"the next version did not become a shadow: {cycle['decision']}, {cycle['reason']}",
             hint=f"See {cycle['run']['report']}.",
         )
     export = json.loads((Path(cycle["rows"]) / "export.json").read_text(encoding="utf-8"))

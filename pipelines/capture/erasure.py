@@ -82,7 +82,7 @@ def erase(
     days = [day for day in days if day.model not in result.held]
     unsealed = [] if settings.bucket else traffic_files.wait_for_sealed_files(days, seal_seconds)
     result.not_searched += [
-        f"{path} is open; run the command again when its gateway has sealed it" for path in unsealed
+        f"{path} is open; run the command again after the gateway has sealed this file" for path in unsealed
     ]
     ids = {row_id for day in days for row_id in _list_ids(day, digest)}
     retention.remove_expired(settings.folder)

@@ -43,7 +43,7 @@ class Consent(_Settings):
     policy: Literal["required", "unless_refused", "not_asked"] = Field(
         "required",
         description="required: capture only requests whose header grants consent. unless_refused: capture all "
-        "requests except those whose header has another value. not_asked: capture all requests, whatever the header.",
+        "requests except those with a header that does not grant consent. not_asked: capture all requests, whatever the header.",
     )
     header: str = Field("x-tuneline-consent", pattern=r"^[A-Za-z0-9-]{1,64}$", description="Name of the header.")
     granted: list[str] = Field(["granted", "true", "yes", "1"], min_length=1, description="Values that grant consent.")
@@ -83,7 +83,7 @@ class CaptureSettings(_Settings):
     upload_seconds: int = Field(60, ge=5, le=3600, description="Age in seconds at which the gateway uploads rows.")
     models: dict[Annotated[str, Field(min_length=1, max_length=128)], ModelCapture] = Field(
         {},
-        description="Captured models, by the name of the model that answers. Models that are not listed are not captured.",
+        description="Models to capture, by the name of the model that answers. Other models are not captured.",
     )
     consent: Consent = Consent()
     subject: Subject

@@ -72,7 +72,7 @@ def check_bucket(settings: CaptureSettings) -> None:
     if keeps_versions:
         raise ConfigurationError(
             f"{settings.bucket} keeps versions of deleted objects; erased rows would remain in them",
-            hint="Use a bucket without versioning. In a suspended bucket, delete the versions below the prefix.",
+            hint="Use a bucket without versioning. If versioning is suspended, delete the versions below the prefix.",
         )
 
 

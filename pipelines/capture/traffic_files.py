@@ -204,7 +204,7 @@ def read_parquet(path: Path) -> Iterator[Row]:
 def _damaged_error(path: Path, error: Exception) -> InputError:
     return InputError(
         f"the captured rows in {path} cannot be read: {get_first_line(error)}",
-        hint="Restore the file from a backup, or delete it; its rows are then lost.",
+        hint="Restore the file from a backup, or delete it and lose its rows.",
     )
 
 

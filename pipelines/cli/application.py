@@ -78,8 +78,8 @@ PlatformOption = Annotated[
         "-p",
         "--platform",
         readable=False,
-        help="platform.yaml, which sets the launcher of the training job (default: TUNELINE_LAUNCHER), and the prices, "
-        "power and team budgets for the cost of a run (default: unknown).",
+        help="platform.yaml with the launcher of the training job, and with the prices, power and team budgets for the "
+        "cost of a run. Default: the launcher of TUNELINE_LAUNCHER, and no prices.",
     ),
 ]
 LauncherOption = Annotated[
@@ -98,7 +98,7 @@ EndpointOption = Annotated[
 NamespaceOption = Annotated[
     str,
     typer.Option(
-        "--namespace", envvar="KFP_NAMESPACE", help="Namespace of the profile; required by a multi-user Kubeflow."
+        "--namespace", envvar="KFP_NAMESPACE", help="Namespace of the profile. Required if Kubeflow has several users."
     ),
 ]
 CaCertOption = Annotated[
@@ -127,12 +127,14 @@ CaptureOption = Annotated[
     Path | None,
     typer.Option(
         "--capture",
-        help="Capture file, which selects the requests to store and sets their location. Default: no request is stored.",
+        help="Capture file, which selects the requests to store and sets the storage location. Default: store no request.",
     ),
 ]
 DrainOption = Annotated[
     float,
-    typer.Option("--drain-seconds", min=0.0, help="Time in seconds to finish answers in progress after a stop signal."),
+    typer.Option(
+        "--drain-seconds", min=0.0, help="Maximum time in seconds to finish answers in progress after a stop signal."
+    ),
 ]
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 DEFAULT_WORKDIR_PATH = Path(DEFAULT_WORKDIR)

@@ -45,7 +45,8 @@ FeedbackFilesOption = Annotated[
 ModelFilterOption = Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")]
 
 DaysOption = Annotated[
-    str, typer.Option("--days", metavar="FROM..TO", help="Days (UTC), such as 2026-11-01..2026-11-14. Default: all.")
+    str,
+    typer.Option("--days", metavar="FROM..TO", help="Days (UTC), such as 2026-11-01..2026-11-14. Default: all days."),
 ]
 SampledOption = Annotated[
     bool,
@@ -101,7 +102,7 @@ def show_status(
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the capture file, and show the stored rows and retention of each model, and the files that other users can read."""
+    """Check the capture file, show the stored rows and retention of each model, and list files that other users can read."""
     from pipelines.capture import retention, traffic_bucket, traffic_files
     from pipelines.capture.settings import load_settings
 
@@ -195,7 +196,7 @@ def sample_traffic(
     print_result(
         result,
         as_json,
-        [f"{format_count(len(lines), 'request')}, one per subject, in {output}; write the corrections in this file"],
+        [f"{format_count(len(lines), 'request')}, one per subject, in {output}; write the corrections into this file"],
     )
 
 
@@ -261,7 +262,9 @@ def expire_traffic(
         is_expired = partial(retention.is_feedback_expired, settings=settings, today=today)
         erased = sum(_get_eraser(path)(is_expired) for path in feedback)
     lines = [f"{each['model']} {each['day']}: deleted" for each in days]
-    print_result({"days": days, "feedback": erased}, as_json, [*lines, f"{erased} lines of feedback deleted"])
+    print_result(
+        {"days": days, "feedback": erased}, as_json, [*lines, f"deleted {format_count(erased, 'line')} of feedback"]
+    )
 
 
 @traffic_app.command("erase")
@@ -283,7 +286,7 @@ def erase_subject(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase a subject's captured rows, exported rows and feedback, and list datasets, models and packages built from them.
+    """Erase a subject's captured rows, exported rows and feedback, and list the datasets, models and packages built from these rows.
 
     Exit with status 1 if rows remain, or if the search is incomplete.
     """
@@ -375,7 +378,7 @@ def export_traffic(
         result["dataset"] = {"rows": rows}
     lines = [
         f"{format_count(exported.conversations, 'conversation')} and {format_count(exported.preferences, 'preference pair')} in {output}",
-        *([f"{exported.held_back} conversations held back for evaluation"] if held_back else []),
+        *([f"{format_count(exported.held_back, 'conversation')} held back for evaluation"] if held_back else []),
         *(
             [
                 f"{format_count(exported.left_out, 'answer')} omitted: the conversation is held back, or a held-back answer is not text"
@@ -432,8 +435,8 @@ def _format_status(result: dict[str, Any]) -> list[str]:
             basis = "measured" if each["row_bytes_measured"] else "assumed"
             lines.append(
                 f"{each['model']}: {estimate['requests_per_day']:,} requests per day need {estimate['bytes_per_day']:,} "
-                f"bytes per day, {estimate['bytes']:,} bytes in {each['retention_days']} days before compaction "
-                f"({each['row_bytes']:,} bytes per row, {basis})"
+                f"bytes per day and {estimate['bytes']:,} bytes in {each['retention_days']} days, before compaction; "
+                f"{basis} size of a row: {each['row_bytes']:,} bytes"
             )
     lines += [
         f"the erasure of {subject} is not finished: run `tuneline traffic erase` again"

@@ -26,7 +26,9 @@ def compare(
     include_equal: Annotated[
         bool, typer.Option("--all", help="List all parameters. Default: only those that differ.")
     ] = False,
-    answers: Annotated[int, typer.Option("--answers", min=0, help="Number of prompts whose answers are shown.")] = 6,
+    answers: Annotated[
+        int, typer.Option("--answers", min=0, help="Number of prompts for which to show the answers.")
+    ] = 6,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for sampling the prompts.")] = 42,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,

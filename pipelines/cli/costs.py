@@ -18,7 +18,7 @@ Grouping = Literal["run", "team", "model", "month"]
 
 @app.command()
 def costs(
-    by: Annotated[Grouping, typer.Option("--by", help="Grouping of the runs.")] = "run",
+    by: Annotated[Grouping, typer.Option("--by", help="Property by which to group the runs.")] = "run",
     since: Annotated[
         str, typer.Option("--since", metavar="DATE", help="First day to include, YYYY-MM-DD. Default: all days.")
     ] = "",
@@ -28,7 +28,7 @@ def costs(
             "-p",
             "--platform",
             readable=False,
-            help="platform.yaml with the prices and power to apply to all runs. Default: the values recorded by each run.",
+            help="platform.yaml with the prices and power to apply to all runs. Default: the values that each run recorded.",
         ),
     ] = None,
     workdirs: Annotated[

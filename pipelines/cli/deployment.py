@@ -46,7 +46,8 @@ def deploy(
         str,
         typer.Option(
             "--canary-alias",
-            help="Second alias, served as MODEL-ALIAS; --routes sets the requests that it receives. Requires --watch.",
+            help="Second alias to serve, as MODEL-ALIAS. --routes sets which requests this model receives. "
+            "Requires --watch.",
         ),
     ] = "",
     is_canary: Annotated[
@@ -64,8 +65,8 @@ def deploy(
         str,
         typer.Option(
             "--grpc-url",
-            help="gRPC address of a running Triton, HOST:PORT, whose model repository is FOLDER/repository. "
-            "Default: start a Triton server.",
+            help="gRPC address (HOST:PORT) of a running Triton server whose model repository is "
+            "FOLDER/repository; FOLDER is the value of --folder. Default: start a Triton server.",
         ),
     ] = "",
     http_port: HttpPortOption = 8000,
@@ -86,7 +87,7 @@ def deploy(
     With --watch, follow the alias without losing requests.
 
     Without --grpc-url, start a Triton server behind the OpenAI-compatible gateway and run until Ctrl-C. With --grpc-url, load the version into a running
-    server (explicit mode); without --watch, exit when the version is served.
+    server (in explicit model control mode); without --watch, exit when the version is served.
     """
     from components.common.runtime.process_control import until_signal
     from components.triton_packaging.triton_server import ServerAddress, get_socket_addresses, open_socket_folder
@@ -167,7 +168,8 @@ def _check_canary(alias: str, canary_alias: str, *, is_canary: bool, is_watching
     if canary_alias and (not is_watching or is_remote):
         raise UsageError(
             "--canary-alias requires --watch, and a server that this command starts",
-            hint="With --grpc-url, run a second `tuneline deploy NAME --canary --alias ALIAS --watch`.",
+            hint="Add --watch. With --grpc-url, run a second `tuneline deploy NAME --canary --alias ALIAS --watch` "
+            "instead.",
         )
     if canary_alias == alias:
         raise UsageError(

@@ -251,7 +251,7 @@ def format_explanation(result: Mapping[str, Any]) -> list[str]:
             "",
             *tables.render(
                 tables.build_table(
-                    ("ranking", "share", "loss if removed, nats", "loss if only these are kept, nats"), effects
+                    ("ranking", "top share", "loss if removed, nats", "loss if nothing else is kept, nats"), effects
                 )
             ),
         ]

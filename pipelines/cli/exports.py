@@ -69,7 +69,7 @@ def export(
         "missing": exported.missing,
         "items": exported.items,
     }
-    lines = [f"! not found, so its facts are unknown: {one}" for one in exported.missing]
+    lines = [f"! facts about a missing artifact are unknown: {one}" for one in exported.missing]
     counts = {state: len(numbers) for state, numbers in (exported.items or {}).items()}
     summary = (
         f" of {sum(counts.values())} items: {', '.join(f'{n} {state}' for state, n in counts.items())}"

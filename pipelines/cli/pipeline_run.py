@@ -187,7 +187,7 @@ def init(
     sources = [entry.path for entry in load_customization(customization, resolve_paths=False).data_curation.sources]
     data = [f"put your data in {' and '.join(str(folder / path) for path in sources)}, or change the sources"]
     lines = [
-        f"wrote {customization}; {'' if preset else 'set data_curation.sources to your data (now the demo), then '}run it with: "
+        f"wrote {customization}; {'' if preset else 'replace the demo in data_curation.sources with your data, then '}run it with: "
         f"tuneline run -c {customization}",
         *(data if preset else []),
         f"wrote {platform}: settings of a Kubeflow cluster for tuneline compile and submit",

@@ -173,7 +173,7 @@ def audit(
     verdict = (
         "every alias agrees with the history"
         if report.clean
-        else f"{format_count(len(report.findings), 'difference')}; --repair records all differences"
+        else f"{format_count(len(report.findings), 'difference')}; --repair resolves or acknowledges each"
     )
     print_result(
         report.model_dump(), as_json, [*lines, f"{name}: {format_count(report.entries, 'entry', 'entries')}, {verdict}"]

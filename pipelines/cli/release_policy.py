@@ -60,7 +60,7 @@ def set_policy(
         str,
         typer.Option(
             "--by",
-            help="User name recorded in the history. If the policy in force lists approvers, only an approver may replace it. "
+            help="User name recorded in the history. If the policy in force lists approvers, only an approver may replace the policy. "
             "Default: the user of this process.",
         ),
     ] = "",

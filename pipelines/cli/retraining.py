@@ -53,18 +53,23 @@ def retrain(
     drift: Annotated[
         Path | None,
         typer.Option(
-            "--drift", help="Start if this file, the output of `tuneline traffic drift --json`, reports an alarm."
+            "--drift",
+            help="Start a retraining if this file, the output of `tuneline traffic drift --json`, reports an alarm.",
         ),
     ] = None,
     min_feedback: Annotated[
         int,
         typer.Option(
-            "--min-feedback", min=0, help="Start after this number of answers with feedback since the last retraining."
+            "--min-feedback",
+            min=0,
+            help="Start a retraining after this number of answers with feedback since the last retraining.",
         ),
     ] = 0,
     every_days: Annotated[
         float,
-        typer.Option("--every-days", min=0, max=36500, help="Start this number of days after the last retraining."),
+        typer.Option(
+            "--every-days", min=0, max=36500, help="Start a retraining this number of days after the last one."
+        ),
     ] = 0.0,
     held_back: Annotated[
         float,

@@ -33,7 +33,7 @@ def compare_shadow_answers(
     sampled: SampledOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare captured answers of a shadow model with the answers that clients received, by their similarity to the corrections."""
+    """Compare captured answers of a shadow model with those that clients received, by similarity to the corrections."""
     from pipelines.retraining import shadow_pairs
 
     if not feedback:

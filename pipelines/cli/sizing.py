@@ -13,13 +13,13 @@ DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "
 SHARED = "Shared cluster"
 
 GpuOption = Annotated[
-    str, typer.Option("--gpu", help="GPU type, or TYPE:COUNT. Default COUNT: the smallest number of GPUs that fits.")
+    str, typer.Option("--gpu", help="GPU type, or TYPE:COUNT. Default COUNT: the smallest number with enough memory.")
 ]
 ModelOption = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Public model, path of a config.json, or number of parameters. Default: fine_tuning.base_model.",
+        help="Name of a public model, path of a config.json, or number of parameters. Default: fine_tuning.base_model.",
     ),
 ]
 RecipeOption = Annotated[
@@ -36,7 +36,8 @@ StackOption = Annotated[
 AdaptationOption = Annotated[
     str,
     typer.Option(
-        "--adaptation", help="Adaptation: full, lora, qlora, p_tuning, … Default: the adaptation of the recipe."
+        "--adaptation",
+        help="Adaptation: full, lora, qlora, ia3, p_tuning or prompt_tuning. Default: that of the recipe.",
     ),
 ]
 RankOption = Annotated[int | None, typer.Option("--rank", min=1, help="LoRA rank. Default: the rank in the recipe.")]
@@ -62,7 +63,7 @@ MeanLengthOption = Annotated[
         "--mean-length",
         min=1,
         max=1e9,
-        help="Mean number of tokens per row or, for preference pairs, per answer including its prompt. Default: --length.",
+        help="Mean number of tokens per row or, for preference pairs, per answer including its prompt. Default: the value of --length.",
         rich_help_panel=DATA,
     ),
 ]
@@ -134,7 +135,7 @@ DeadlineHoursOption = Annotated[
         "--deadline-hours",
         min=0.01,
         max=1e6,
-        help="Maximum duration of the typical case, in hours.",
+        help="Maximum training time in the typical case, in hours.",
         rich_help_panel=PLACE,
     ),
 ]
@@ -147,7 +148,7 @@ ConcurrencyOption = Annotated[
         "--concurrency",
         min=1,
         max=10**9,
-        help="Number of concurrent requests to size serving for.",
+        help="Number of concurrent requests that the serving GPUs must handle.",
         rich_help_panel=SERVING,
     ),
 ]
@@ -170,11 +171,14 @@ RawOption = Annotated[
     str, typer.Option("--raw", help="Size of the raw data of one model, such as 200GB.", rich_help_panel=STORAGE)
 ]
 VersionsOption = Annotated[
-    int, typer.Option("--versions", min=1, help="Number of dataset and model versions kept.", rich_help_panel=STORAGE)
+    int,
+    typer.Option("--versions", min=1, help="Number of dataset and model versions to keep.", rich_help_panel=STORAGE),
 ]
 CheckpointsOption = Annotated[
     int,
-    typer.Option("--checkpoints", min=1, help="Number of checkpoints kept per training run.", rich_help_panel=STORAGE),
+    typer.Option(
+        "--checkpoints", min=1, help="Number of checkpoints to keep per training run.", rich_help_panel=STORAGE
+    ),
 ]
 CheckpointMinutesOption = Annotated[
     float,
@@ -188,7 +192,7 @@ StallBudgetOption = Annotated[
         "--stall-budget",
         min=0.001,
         max=0.5,
-        help="Maximum share of the time spent on checkpoints.",
+        help="Maximum share of the training time spent on checkpoints.",
         rich_help_panel=STORAGE,
     ),
 ]
@@ -231,7 +235,7 @@ MaxWaitHoursOption = Annotated[
         "--max-wait-hours",
         min=0,
         max=1e4,
-        help="Maximum P90 wait for GPUs, in hours.",
+        help="Maximum wait for GPUs in hours, for 90% of the customizations.",
         rich_help_panel=SHARED,
     ),
 ]
@@ -257,7 +261,7 @@ StorageNodeOption = Annotated[
     str,
     typer.Option(
         "--storage-node",
-        help="PowerScale node type for the estimated number of storage nodes: f210.",
+        help="PowerScale node type, for which the number of nodes is estimated: f210.",
         rich_help_panel=SHARED,
     ),
 ]

@@ -73,7 +73,7 @@ def _build_result(preview: SourcePreview, rows: int) -> dict[str, Any]:
 def _format_preview(preview: SourcePreview, rows: int) -> Iterator[str]:
     formats = ", ".join(f"{count} {name}" for name, count in preview.formats.items()) or "no row"
     shown = min(rows, len(preview.rows))
-    counts = [f"first {preview.read} records checked, {shown} shown: {formats}"]
+    counts = [f"checked the first {format_count(preview.read, 'record')}, {shown} shown: {formats}"]
     counts += [f"{preview.not_selected} not selected"] if preview.not_selected else []
     counts += [f"{len(preview.unreadable)} unreadable"] if preview.unreadable else []
     yield f"{preview.source.name}: {', '.join(counts)}"

@@ -123,7 +123,7 @@ def finetune(
     ]
     if result.sweep:
         best = ", ".join(f"{key}={value}" for key, value in result.sweep[0]["recipe"].items())
-        lines.insert(0, f"the best of {len(result.sweep)} recipes: {best}")
+        lines.insert(0, f"the best of {format_count(len(result.sweep), 'recipe')}: {best}")
     print_result(result.as_dict(), as_json, [*lines, f"report: {output / 'report.html'}"])
 
 
@@ -200,7 +200,7 @@ def package(
         lines = [f"{proof['matched']} of {proof['golden_prompts']} golden prompts matched"]
     if measured := summary.get("quantization"):
         lines.append(
-            f"{measured['scheme']}: loss {measured['increase']:+.4f} nats per token, at most "
+            f"{measured['scheme']}: loss {measured['increase']:+.4f} nats per token, upper bound "
             f"{measured['increase_bound']:+.4f}; margin {measured['margin']:.4f}"
         )
     print_result(
@@ -224,7 +224,7 @@ def serve(
         typer.Option(
             "--trust",
             readable=False,
-            help="Serve the repository only if it is signed by this key; same file formats as `tuneline verify --trust`. Repeatable.",
+            help="Serve the repository only if this key signed it. File formats: as for `tuneline verify --trust`. Repeatable.",
         ),
     ] = [],  # noqa: B006
     as_json: JsonOption = False,

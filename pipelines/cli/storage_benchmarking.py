@@ -87,7 +87,7 @@ def storage_benchmark(
     small_files: Annotated[
         int,
         typer.Option(
-            "--small-files", min=1, help="Number of files of 32 KiB that the readers read.", rich_help_panel=TEAMS
+            "--small-files", min=1, help="Number of 32 KiB files that the readers read.", rich_help_panel=TEAMS
         ),
     ] = 2000,
     mix: Annotated[
@@ -153,7 +153,7 @@ def storage_benchmark(
         typer.Option("-o", "--output", help="Folder for report.html and benchmark.json. Default: no files."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the files that would be written and the estimated duration.")
+        bool, typer.Option("--dry-run", help="Print the files to write and the estimated duration; measure nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
@@ -134,7 +135,7 @@ JudgeOption = Annotated[
     typer.Option(
         "--judge",
         metavar="URL_OR_MODEL",
-        help="Model that rates the rows from 1 to 10; same values as --teacher. Default: no judge.",
+        help="Judge model that rates the rows from 1 to 10. Accepts the same values as --teacher. Default: no judge.",
         rich_help_panel=JUDGE,
     ),
 ]
@@ -159,7 +160,7 @@ ConcurrencyOption = Annotated[
         "--concurrency",
         min=1,
         max=256,
-        help="Concurrent requests, or answers per batch of a local model.",
+        help="Number of concurrent requests, or of answers per batch of a local model.",
         rich_help_panel=LIMITS,
     ),
 ]
@@ -302,11 +303,15 @@ def synthesize(
 def _format_estimate(estimate: dict[str, Any], requested: int, budget: TeacherBudget) -> list[str]:
     seconds = estimate["seconds"]
     lines = [
-        f"{estimate['rows']:,} rows, yield {estimate['yield']:.0%} ({estimate['basis']}); "
+        f"{format_count(estimate['rows'], 'row')}, yield {estimate['yield']:.0%} ({estimate['basis']}); "
         f"passages: {estimate['passages']:,}, documents: {estimate['documents']:,}",
-        f"{estimate['requests']:,} requests, {estimate['input_tokens']:,} prompt tokens, "
-        f"{estimate['output_tokens']:,} answer tokens",
-        *([f"{requested:,} rows requested; add documents for more"] if estimate["rows"] < requested else []),
+        f"requests: {estimate['requests']:,}, prompt tokens: {estimate['input_tokens']:,}, "
+        f"answer tokens: {estimate['output_tokens']:,}",
+        *(
+            [f"requested: {format_count(requested, 'row')}; add documents for more rows"]
+            if estimate["rows"] < requested
+            else []
+        ),
         "time: " + (f"{seconds:,.0f} seconds" if seconds is not None else "not measured; add --probe 20"),
     ]
     if budget.input_price or budget.output_price:
@@ -326,7 +331,7 @@ def _format_result(result: dict[str, Any], output: Path) -> list[str]:
     rejected = ", ".join(f"{count} {reason}" for reason, count in counts["rejected"].items()) or "none"
     lines = [
         f"{counts['accepted']:,} of {counts['requested']:,} rows, yield {result['yield']:.0%}; rejected: {rejected}",
-        f"{result['requests']:,} requests, {tokens['input']:,} prompt tokens, {tokens['output']:,} answer tokens, "
-        f"cost {result['cost']:,.4g}",
+        f"requests: {result['requests']:,}, prompt tokens: {tokens['input']:,}, answer tokens: {tokens['output']:,}, "
+        f"cost: {result['cost']:,.4g}",
     ]
     return [*lines, f"rows: {output / 'rows.jsonl'}", f"report: {output / 'report.html'}"]

@@ -129,7 +129,7 @@ def format_diff(diff: Mapping[str, Any]) -> list[str]:
     """Format the result of `tuneline data diff`."""
     rows = diff["rows"]
     if diff["from"] == diff["to"] or not any(rows[kind] for kind in ("added", "removed", "changed", "moved")):
-        head = f"{diff['from']} and {diff['to']} contain the same {rows['after']:,} rows"
+        head = f"{diff['from']} and {diff['to']} contain the same {format_count(rows['after'], 'row')}"
     else:
         counts = ", ".join(f"{rows[kind]:,} {kind}" for kind in ("added", "removed", "changed", "moved", "kept"))
         head = f"{diff['from']} → {diff['to']}: {rows['before']:,} → {rows['after']:,} rows: {counts}"
@@ -162,7 +162,8 @@ def _format_examples(examples: Sequence[str], count: int) -> str:
 def format_search(report: ErasureReport) -> list[str]:
     """Format the result of `tuneline data find`."""
     searched = report.searched
-    head = f"searched {searched['revisions']:,} revisions ({searched['contents']:,} distinct contents)"
+    contents = format_count(searched["contents"], "distinct content")
+    head = f"searched {format_count(searched['revisions'], 'revision')} ({contents})"
     if report.has_matches:
         counts = {"revision": report.revisions, "model": report.models, "package": report.packages}
         if report.extracts:
@@ -173,7 +174,7 @@ def format_search(report: ErasureReport) -> list[str]:
     tables = _build_search_tables(report)
     lines = [head, verdict, *(render(*tables) if tables else [])]
     if not report.is_complete:
-        lines += ["", f"INCOMPLETE RESULT: {len(report.not_searched):,} of the items could not be searched"]
+        lines += ["", f"INCOMPLETE RESULT: {format_count(len(report.not_searched), 'item')} could not be searched"]
         for gap in report.not_searched:
             lines += [f"  {gap['what']}: {gap['why']}", f"    {gap['hint']}"]
     return lines

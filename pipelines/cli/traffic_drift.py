@@ -177,7 +177,7 @@ def _format_result(result: dict[str, Any]) -> list[str]:
         )
         for number, each in enumerate(result["windows"], 1)
     ]
-    reference = f"{result['reference']['name']}, {result['reference']['prompts']:,} prompts"
+    reference = f"{result['reference']['name']}, {format_count(result['reference']['prompts'], 'prompt')}"
     lines = [f"{result['model']}: reference {reference}", *tables.render(tables.build_table(columns, rows))]
     lines.append(f"{format_count(result['pending'], 'prompt is', 'prompts are')} not yet in a complete window")
     lines += [f"limitation: {each}" for each in result["limitations"]]

@@ -149,7 +149,7 @@ def _check_model_name(entries: Sequence[ChainEntry], chain: Sequence[ChainedCust
             raise ConfigurationError(
                 f"model_registry.name is {name} in {entry.source} and in {entries[len(chain) - 1].source}, of which one "
                 "trains a reward model and the other a language model",
-                hint="Set another model_registry.name in one of them.",
+                hint="Set another model_registry.name in one of these configurations.",
             )
 
 

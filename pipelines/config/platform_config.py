@@ -142,7 +142,7 @@ class MountedFiles(StrictModel):
 
     name: str = Field(
         pattern=VOLUME_NAME_PATTERN,
-        description="Name of the secret or config map: letters, digits and -, as Kubeflow names the volume after it.",
+        description="Name of the secret or config map: letters, digits and -, because the volume gets this name.",
     )
     mount: str = Field(pattern=MOUNT_PATH_PATTERN, description="Mount path. The folder contains one file per key.")
 
@@ -419,8 +419,8 @@ class Platform(StrictModel):
     volume: Volume = Field(Volume(), description="The volume that all pods share.")
     store: str = Field(
         "",
-        description="Artifact store and imported base models: s3://bucket/prefix, with the endpoint URL in "
-        "AWS_ENDPOINT_URL under `environment` and the keys under `secrets`; the volume then contains copies. "
+        description="Address of the artifact store, which includes imported base models: s3://bucket/prefix. The "
+        "volume then contains copies. Set AWS_ENDPOINT_URL under `environment` and the keys under `secrets`. "
         "Empty: a folder on the volume.",
     )
     claims: list[Claim] = Field(
@@ -549,7 +549,7 @@ def _find_contradictions(platform: Platform) -> Iterator[str]:
         if resources.memory and resources.memory_request:
             yield (
                 f"resources.{stage}.memory_request: no effect, because memory {resources.memory} sets both request "
-                "and limit; expected only one of them"
+                "and limit; expected only one of memory and memory_request"
             )
     if not platform.launcher.entry.uses_this_machine and platform.resources.fine_tuning.accelerator:
         yield (

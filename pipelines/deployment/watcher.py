@@ -348,7 +348,7 @@ def _reconcile(deployment: Deployment, server: ServerAddress, target: AliasTarge
     except (OSError, DiskFullError, NotWritableError) as error:
         deployment.retry_after = (target.version, time.monotonic() + RETRY_SECONDS)
         raise TransientError(
-            f"version {target.version} cannot be installed now; the installation will be retried: {_describe(error)}",
+            f"version {target.version} cannot be installed now; --watch retries the installation: {_describe(error)}",
             hint="Check the serving folder's disk.",
         ) from None
     except Exception as error:  # no content of a package may end the service
@@ -405,7 +405,7 @@ def _switch_version(
     )
     deployment.update(served_as=name, serving=served, before=previous, refused=None)
     deployment.on_served(served)
-    replaced = f", in place of {previous.version}" if previous else ""
+    replaced = f", in place of version {previous.version}" if previous else ""
     limited = " for shadow traffic only (its evaluation did not accept it)" if is_shadow else ""
     deployment.log(f"{target.name} version {target.version} is served as {name}{limited}{replaced}")
     _prune_packages(deployment, name)

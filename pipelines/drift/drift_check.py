@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from components.common.models.text_embeddings import TextEmbedder
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from pipelines.drift import alarm, captured_prompts, window_test
 from pipelines.drift.captured_prompts import Prompt
@@ -172,7 +173,8 @@ def _list_limitations(reference: Reference, dataset_size: int, versions: Sequenc
         )
     elif len(reference.windows) < MIN_CALIBRATION_WINDOWS:
         limitations.append(
-            f"the reference has {len(reference.windows)} clean windows; with fewer than {MIN_CALIBRATION_WINDOWS}, "
+            f"the reference has {format_count(len(reference.windows), 'window')}; "
+            f"with fewer than {MIN_CALIBRATION_WINDOWS}, "
             "similar prompts within a window may raise a false alarm"
         )
     for name, size in (("reference", len(reference.texts)), ("dataset", dataset_size)):

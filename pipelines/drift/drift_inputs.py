@@ -11,6 +11,7 @@ from pathlib import Path
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import conversation_rows
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError, UsageError
 from components.common.runtime.reporters import Reporter
 from components.data_versioning import stage as data_versioning
@@ -56,7 +57,7 @@ def read_captured_prompts(settings: CaptureSettings, model: str, feedback: Feedb
     models = sorted({day.model for day in traffic_files.list_days(settings.folder)})
     if not model and len(models) > 1:
         raise UsageError(
-            f"traffic of {len(models)} models was captured: {', '.join(models)}", hint="Choose one with --model."
+            f"traffic of {len(models)} models was captured: {', '.join(models)}", hint="Choose a model with --model."
         )
     model = model or "".join(models)
     if model not in models:
@@ -76,9 +77,9 @@ def read_captured_prompts(settings: CaptureSettings, model: str, feedback: Feedb
     damaged = sum(map(traffic_files.count_damaged_lines, traffic_files.list_days(settings.folder, model)))
     limitations = []
     if without_text := count - len(prompts):
-        limitations.append(f"{without_text:,} of {count:,} rows have no user text and were not tested")
+        limitations.append(f"rows without user text are not tested: {without_text:,} of {count:,}")
     if damaged:
-        limitations.append(f"{damaged:,} damaged lines were skipped")
+        limitations.append(f"the check skipped {format_count(damaged, 'damaged line')}")
     return CapturedPrompts(model, digest, prompts, limitations)
 
 

@@ -21,7 +21,7 @@ PANEL_TITLES = {
     "log_characters": "length (log of the number of characters)",
     "other_language": "other language",
     "refused": "refused",
-    "cut": "cut at the token limit",
+    "cut": "truncated at the token limit",
     "failed": "failed",
     "aborted": "aborted by the client",
 }
@@ -179,6 +179,6 @@ def _render_method(result: Mapping[str, Any]) -> str:
         f"components of the {result['embeddings']} embeddings. The e-value combines the windows. Without drift, and if "
         f"prompts of the same window are no more alike than prompts of different windows, the probability that the "
         f"e-value ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. "
-        f"Clean windows vary {result['inflation']:.2f} times as much as random "
-        "samples; the statistic is divided by this factor."
+        f"The statistic of reference windows is {result['inflation']:.2f} times as large as that of random windows; "
+        "tuneline divides the statistic of each window by this factor."
     )

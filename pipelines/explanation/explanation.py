@@ -11,6 +11,7 @@ from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.row_comparison.words import list_texts
+from components.common.runtime.counts import format_count
 from components.common.runtime.reporters import Reporter
 from components.common.workspace.artifact_store import Workdir
 from components.data_versioning.config import DataVersioningConfig
@@ -211,17 +212,17 @@ def describe_limits(influence: RowInfluence, model: LoadableModel) -> list[str]:
         limits.append("only the published weights were used; the other checkpoints of the training run were deleted")
     if influence.random_rows < MIN_RANDOM_ROWS:
         limits.append(
-            f"{influence.random_rows:,} random rows are too few to recognize an unusual score; expected at least {MIN_RANDOM_ROWS}"
+            f"too few random rows to recognize an unusual score: {influence.random_rows:,}; expected at least {MIN_RANDOM_ROWS}"
         )
     if influence.candidates < influence.total:
-        limits.append(f"{influence.candidates:,} of {influence.total:,} training rows were scored")
+        limits.append(f"scored {influence.candidates:,} of {format_count(influence.total, 'training row')}")
     if influence.without_answer:
-        limits.append(
-            f"{influence.without_answer:,} of the selected rows have no trained tokens, and therefore no score"
-        )
+        limits.append(f"no score for {format_count(influence.without_answer, 'selected row')} without trained tokens")
     summary = model.artifact.manifest.summary if model.artifact else {}
     if 0 < summary.get("epochs", 1) < 1:
-        limits.append(f"training used {summary['epochs']:.0%} of the rows, so the model may not have seen a scored row")
+        limits.append(
+            f"training used {summary['epochs']:.0%} of the rows, so the model may not have seen some of the scored rows"
+        )
     if model.adapter is None:
         limits.append(
             "the model has no separate adapter; rows are represented by gradients of the last layers' matrices"

@@ -150,7 +150,8 @@ def open_training_data(dataset: str, model: LoadableModel, version: RegisteredMo
             return given, ""
         return given, (
             f"the model was trained on the dataset {recorded.content_sha256[:12]}, and {dataset} is "
-            f"{given.sha256[:12]}: some training rows may be missing here, and some rows may not have been trained on"
+            f"{given.sha256[:12]}: the given dataset may lack training rows, or contain rows that "
+            "the model was not trained on"
         )
     if recorded is None:
         raise InputError(

@@ -110,7 +110,12 @@ def _render_effects(explanation: Explanation) -> str:
         )
         for effect in effects
     ]
-    head = ("ranking", f"share of the {explanation.unit}s", "loss without them", "loss with them alone")
+    head = (
+        "ranking",
+        f"share of the {explanation.unit}s",
+        f"loss without the top {explanation.unit}s",
+        f"loss with only the top {explanation.unit}s",
+    )
     note = "± is the standard error over the random rankings."
     return (
         render_paragraph(DELETION.format(unit=explanation.unit))

@@ -258,7 +258,9 @@ def compute_row_gradients(
             pending[number] = sketch.compute(rows[number])
             if done == TIMED_ROWS and len(missing) > TIMED_ROWS:
                 estimate = (time.monotonic() - start) / done * len(missing)
-                reporter.note(f"estimated time of the gradients: {estimate:.0f} s ({len(missing):,} rows)")
+                reporter.note(
+                    f"estimated time of the gradients: {estimate:.0f} s ({format_count(len(missing), 'row')})"
+                )
             if len(pending) == ROWS_PER_FILE or done == len(missing):
                 _store(folder, pending)
                 known |= pending

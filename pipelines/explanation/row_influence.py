@@ -17,6 +17,7 @@ from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.row_comparison.words import list_texts
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter
 from components.data_versioning import dataset_rows
@@ -181,8 +182,8 @@ def find_influential_rows(
     candidates = select_candidates(texts, query, limit, seed)
     if len(candidates.numbers) < len(texts):
         reporter.note(
-            f"{len(candidates.numbers):,} of {len(texts):,} training rows are scored: those with the most similar words, "
-            f"and {len(candidates.random):,} random ones. Other rows may have had the same effect; see --rows"
+            f"scoring {len(candidates.numbers):,} of {len(texts):,} training rows: those with the most similar words, and "
+            f"{format_count(len(candidates.random), 'random row')}. Other rows may have had the same effect; see --rows"
         )
     rows, encoded = _encode_rows(dataset, candidates, mapping, objective, tokenizer, recipe.get("max_length"))
     scored, sketch, cost = _score_examples(model, loaded, tokenizer, answer, dataset, encoded, state, reporter)

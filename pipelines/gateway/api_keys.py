@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from components.common.artifacts import artifact_folder
 from components.common.runtime import filesystem
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.yaml_loading import StrictLoader, describe_yaml_error, load_yaml
 from pipelines.gateway.errors import RequestError
@@ -141,7 +142,9 @@ class KeyRing:
             raise RequestError(403, f"the key {key.name} may not use the model {model!r}", code="model_not_allowed")
         use = self._get_use(key)
         if key.concurrent_requests and use.running >= key.concurrent_requests:
-            raise _limit_error(f"this key already has {key.concurrent_requests} requests in progress", 1)
+            raise _limit_error(
+                f"this key already has {format_count(key.concurrent_requests, 'request')} in progress", 1
+            )
         if key.tokens_per_day and use.tokens_today >= key.tokens_per_day:
             now = datetime.now(UTC)
             seconds = 86_400 - (now.hour * 3600 + now.minute * 60 + now.second)

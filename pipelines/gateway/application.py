@@ -543,7 +543,7 @@ def error_response(error: RequestError, log: RequestLog | None = None) -> Respon
 
 def timeout_error() -> RequestError:
     """Return the error for an answer that takes too long."""
-    return RequestError(504, "the answer took too long", code="timeout")
+    return RequestError(504, "the answer did not finish within the timeout of the gateway", code="timeout")
 
 
 async def handle_request_error(_: Request, error: Exception) -> Response:

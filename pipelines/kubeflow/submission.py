@@ -213,7 +213,7 @@ PARAMETER_TYPES = {
     "LIST": (list, 'a list, for example ["/data/a.jsonl"]', """'["/data/a.jsonl"]'"""),
     "STRUCT": (dict, "a mapping, for example {a: 1}", "'{a: 1}'"),
 }
-CHAIN_TYPE = (list, 'a list of texts, for example ["seed: 1"]', """'["seed: 1", "seed: 2"]'""")
+CHAIN_TYPE = (list, 'a list of strings, for example ["seed: 1"]', """'["seed: 1", "seed: 2"]'""")
 
 
 def parse_parameters(given: Sequence[str], declared: JsonObject) -> JsonObject:

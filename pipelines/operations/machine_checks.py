@@ -68,7 +68,7 @@ def check_machine(workdir: Workdir) -> list[CheckResult]:
             "memory",
             memory > 4 * GIB_BYTES,
             f"{memory / GIB_BYTES:.0f} GiB",
-            "Use a machine with more than 4 GiB for the demo.",
+            "Use a machine with more than 4 GiB of memory for the demo.",
         ),
         check_result("cores", True, str(cpu_cores.count_available_cores()), ""),
     ]
@@ -78,7 +78,10 @@ def check_machine(workdir: Workdir) -> list[CheckResult]:
             check_result(f"space for {path}", free > 5, f"{free:.0f} GiB free", "Free more than 5 GiB for the demo.")
         )
     is_writable = os.access(find_nearest_existing_path(workdir.root), os.W_OK)
-    found, hint = "writable" if is_writable else "not writable", "Choose another --workdir, or fix its permissions."
+    found, hint = (
+        "writable" if is_writable else "not writable",
+        "Make the workdir writable, or choose another --workdir.",
+    )
     results.append(check_result(str(workdir.root), is_writable, found, hint))
     if warning := mounts.format_database_warning(os.environ.get("MLFLOW_TRACKING_URI") or workdir.tracking_uri):
         found, _, hint = warning.rpartition(". ")

@@ -19,6 +19,7 @@ from typing import Any
 from components.common.models import resource_formulas
 from components.common.models.accelerators import Accelerator
 from components.common.models.resource_formulas import BFLOAT16_BYTES, MAX_MEMORY_FRACTION
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from pipelines.planning import sizing
 from pipelines.planning.cluster_simulation import (
@@ -139,7 +140,9 @@ def size_cluster(request: ClusterRequest) -> Json:
         UsageError: a training run has no time, needs more than the cluster's GPUs, or no cluster meets the demand.
     """
     if request.queue not in QUEUES:
-        raise UsageError(f"--queue is {request.queue!r}", hint=f"Use {' or '.join(QUEUES)}.")
+        raise UsageError(
+            f"--queue is {request.queue!r}; expected {' or '.join(QUEUES)}", hint=f"Use --queue {QUEUES[0]}."
+        )
     if request.storage_node:
         find_storage_node(request.storage_node)
     workloads = [_measure_workload(count, training, request) for count, training in request.demand]
@@ -500,7 +503,7 @@ def _list_materials(
     device, largest = workloads[0].request.device, max(workloads, key=lambda workload: workload.gpus)
     wait, share = waits["p90"] / HOUR, _measure_utilization(result, cluster)["gpus"]
     decided = (
-        f"training {largest.name} needs {largest.gpus} GPUs at the same time"
+        f"training {largest.name} needs {format_count(largest.gpus, 'GPU')} at the same time"
         if request.nodes is None and largest.gpus > (len(cluster.nodes) - 1) * device.node
         else "as given"
         if request.nodes is not None
@@ -533,7 +536,7 @@ def _list_materials(
         node = find_storage_node(request.storage_node)
         rate = cluster.read_rate + cluster.write_rate
         chosen = choose_storage_cluster(node, capacity, rate, request.storage_node_rate)
-        measured = "" if request.storage_node_rate else "; the line rate of the ports is an upper limit: measure it"
+        measured = "" if request.storage_node_rate else "; the port rate is an upper limit: set --storage-node-rate"
         materials.append(
             _item(f"PowerScale {node.name.upper()} nodes with {node.drives} × {chosen.drive_tb:g} TB", chosen.nodes, "",
                   f"{chosen.bound}: {chosen.usable_bytes / 1e12:,.1f} TB usable with protection +2d:1n and 10% free{measured}")
@@ -598,7 +601,8 @@ def _list_assumptions(workloads: Sequence[Workload], sample: Cluster, factor: fl
     ]
     if factor > 1:
         assumptions.append(
-            f"the capacity is {factor:.3g} times that of {len(sample.nodes)} nodes with their share of the storage"
+            f"the capacity is {factor:.3g} times that of {format_count(len(sample.nodes), 'node')} "
+            "with a proportional share of the storage"
         )
     others = {text for workload in workloads for text in workload.size["assumptions"]}
     return assumptions + sorted(others)

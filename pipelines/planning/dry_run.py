@@ -678,11 +678,11 @@ def _list_limits(survey: RunSurvey) -> list[str]:
         warnings.append(
             f"{tokens.counts.truncated / tokens.counts.rows:.1%} of the training rows are truncated at "
             f"{survey.recipe.max_length} tokens, which cuts off {tokens.counts.cut_share:.1%} of all tokens. "
-            "Raise fine_tuning.max_length to train on the rest"
+            "Raise fine_tuning.max_length to train on complete rows"
         )
     if left_out := round(tokens.counts.without_answer * tokens.rows_per_sampled_row):
         warnings.append(
-            f"{left_out:,} training rows are skipped because they have no answer within {survey.recipe.max_length} tokens"
+            f"training skips {format_count(left_out, 'row')} without an answer within {survey.recipe.max_length} tokens"
         )
     items, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
     items = min(items, limit) if limit else items
@@ -697,7 +697,7 @@ def _list_limits(survey: RunSurvey) -> list[str]:
         minimum = max(required.get(name, 0) for name in names)
         if 0 < items < minimum:
             warnings.append(
-                f"the gate will refuse the model: {items} held-out items; the rules of evaluation.gate require at least {minimum}"
+                f"the gate will refuse the model: {format_count(items, 'held-out item')}; the rules of evaluation.gate require at least {minimum}"
                 + _suggest_test_fraction(survey, items, minimum)
             )
     has_incumbent = find_champion(survey.config.model_registry.name) is not None
@@ -755,7 +755,7 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
         "tokens": f"{sample}, with the base model's tokenizer and chat template, truncated at {max_length} tokens",
         "steps": _combine_bases(steps),
         "memory": "formulas of components/common/models/resource_formulas.py; "
-        "measured peaks of training runs were within 16% of them",
+        "measured peaks of training runs were within 16% of these estimates",
         "disk": "raw bytes for the dataset; 4 bytes per parameter for weights and 8 for the optimizer's state",
         **{
             f"seconds.{stage}": item.basis if item.seconds is None else f"{start[stage]:.0f} s to start; {item.basis}"
@@ -1013,14 +1013,18 @@ def format_estimate(result: Json) -> list[str]:
 
 def _format_reference_rewards(rewarded: Json) -> list[str]:
     means = ", ".join(f"{name} {mean:.2f}" for name, mean in rewarded["means"].items())
-    return [f"rewards   {means} on average for the reference answers of {rewarded['rows']} rows"] if means else []
+    return (
+        [f"rewards   {means} on average for the reference answers of {format_count(rewarded['rows'], 'row')}"]
+        if means
+        else []
+    )
 
 
 def _format_shares(shares: Sequence[Json]) -> list[str]:
     """Return a line for each of the largest sources."""
     largest = sorted(shares, key=lambda share: -share["tokens"])[:MAX_SHOWN_SOURCES]
     lines = [
-        f"{share['source']}: {share['seen']:,} draws of {share['examples']:,} examples, {share['tokens']:,} tokens "
+        f"{share['source']}: {format_count(share['seen'], 'draw')} of {format_count(share['examples'], 'example')}, {share['tokens']:,} tokens "
         f"({share['token_share']:.1%})"
         for share in largest
     ]

@@ -83,7 +83,7 @@ def check_machine_fit(config: Customization, workdir: Workdir) -> list[CheckResu
     total = compute_devices.get_total_memory_bytes("cpu")
     for stage in STAGES:
         needed = demand.host[stage]
-        parts = "" if on_gpu or stage != "fine_tuning" else f"; of each process: {_format_parts(demand)}"
+        parts = "" if on_gpu or stage != "fine_tuning" else f"; per process: {_format_parts(demand)}"
         found = f"{_format_gib(needed)} of {_format_gib(total)}{parts}"
         hint = "Use a machine with more memory, a smaller model, or an adaptation that needs less memory such as lora."
         needs_change = needed > resource_formulas.MAX_MEMORY_FRACTION * total

@@ -113,7 +113,9 @@ def build_request(
     if options.rank:
         customization.set("fine_tuning.lora.rank", options.rank)
     if options.dataset and (options.tokens or options.rows):
-        raise UsageError("--dataset cannot be combined with --tokens or --rows", hint="Use only one of them.")
+        raise UsageError(
+            "--dataset cannot be combined with --tokens or --rows", hint="Omit --dataset, or omit --tokens and --rows."
+        )
     if options.dataset:
         recipe = customization.fine_tuning
         longest = options.length or recipe.max_length or sizing.DEFAULT_LENGTH

@@ -14,6 +14,7 @@ from components.common.models import resource_formulas
 from components.common.models.accelerators import Accelerator
 from components.common.models.model_shape import ModelShape
 from components.common.models.resource_formulas import Offload, ParallelLayout
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from pipelines.planning import throughput
 from pipelines.planning.architectures import Architecture
@@ -233,10 +234,12 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
                 return (
                     plan,
                     "deadline",
-                    f"the training run fits on {smallest.gpus} GPUs, but would take more than {request.deadline_hours:g} hours",
+                    f"the training run fits on {format_count(smallest.gpus, 'GPU')}, but would take more than {request.deadline_hours:g} hours",
                 )
             return plan, "memory", "one GPU is enough" if gpus == 1 else "the smallest number of GPUs that fits"
-    limit = f"a global batch of {request.global_batch} rows feeds at most {max_data} data-parallel processes"
+    limit = (
+        f"the rows of a global batch ({request.global_batch}) limit the number of data-parallel processes to {max_data}"
+    )
     if smallest:
         raise UsageError(
             f"the run cannot finish in {request.deadline_hours:g} hours: {limit}",

@@ -14,6 +14,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from components.common.artifacts import artifact_folder
 from components.common.models.accelerators import PRECISIONS, Accelerator, load_accelerators
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.config import TokensConfig
@@ -65,7 +66,8 @@ def check_choices(values: Mapping[str, str]) -> None:
     for option, value in values.items():
         choices = CHOICES[option]
         if value and value not in choices:
-            raise UsageError(f"{option} is {value!r}", hint=f"Use {', '.join(choices[:-1])} or {choices[-1]}.")
+            allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise UsageError(f"{option} is {value!r}; expected {allowed}", hint=f"Example: {option} {choices[0]}")
 
 
 def check_precision(device: Accelerator, precision: str) -> None:
@@ -114,7 +116,7 @@ def build_request(
     gpus = gpus or (config.processes if config.processes > 1 else None)
     assumptions, default_batch = [], max(objectives.OBJECTIVES[config.objective].batch_rows, gpus or 1)
     if config.batch_size is None and options.get("global_batch") is None:
-        assumptions.append(f"the global batch has {default_batch} rows")
+        assumptions.append(f"the global batch has {format_count(default_batch, 'row')}")
     objective = config.objective
     recipe: dict[str, Any] = {
         "adaptation": config.adaptation,

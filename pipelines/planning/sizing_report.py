@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.common.reporting import html_report
+from components.common.runtime.counts import format_count
 from pipelines.planning.throughput import CASES
 
 Json = Mapping[str, Any]
@@ -34,7 +35,7 @@ def format_size(result: Json) -> list[str]:
     ]
     if (parallel := result["parallel"])["models"] > 1:
         lines.append(
-            f"parallel  {parallel['models']} concurrent training runs: {parallel['gpus']} GPUs on {parallel['nodes']} nodes"
+            f"parallel  {parallel['models']} concurrent training runs: {parallel['gpus']} GPUs on {format_count(parallel['nodes'], 'node')}"
         )
     lines += _format_storage(result["storage"])
     if result["serving"]:

@@ -105,5 +105,9 @@ def format_suite(summary: Json | None) -> list[str]:
 def _describe_rule(rule: Json) -> str:
     """Return the items of a rule, and the number of lost items, without won ones, with which a model passes."""
     basis = f"compared with {rule['control']}" if rule["control"] else f"margin {rule['limit']:.0%}"
-    allowed = "too few items to pass" if rule["allowed"] is None else f"passes with at most {rule['allowed']} worse"
+    allowed = (
+        "too few items to pass"
+        if rule["allowed"] is None
+        else f"passes with at most {format_count(rule['allowed'], 'worse item')}"
+    )
     return f"{rule['items']} items, {basis}; {allowed}"

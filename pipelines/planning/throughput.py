@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from components.common.models.accelerators import Accelerator
+from components.common.runtime.counts import format_count
 from components.common.runtime.yaml_loading import load_yaml
 
 CASES = ("low", "typical", "best")
@@ -133,7 +134,7 @@ def select_band(groups: Mapping[str, EfficiencyGroup], gpu: str, precision: str,
     for suffix, kind in ((f" {precision} {stack}", f"with {precision}"), (f" {stack}", "with all precisions")):
         pooled = [value for key, group in groups.items() if key.endswith(suffix) for value in group.efficiencies]
         if len(pooled) >= MIN_BAND_RUNS:
-            few = f"{len(own.efficiencies)} published runs" if own.efficiencies else "no published runs"
+            few = format_count(len(own.efficiencies), "published run") if own.efficiencies else "no published runs"
             others = f"the band comes from {len(pooled)} runs on all GPUs {kind}, {stack} stack"
             return build_band(pooled, f"too few published runs on {gpu} with {precision} ({few}); {others}")
     return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.runtime.counts import format_count
 from pipelines.provenance.environment_diff import flatten
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def _compare_files(recorded: Path, reproduced: Path) -> dict[str, Any]:
         rows, reproduced_rows = (parquet.read_metadata(path).num_rows for path in (recorded, reproduced))
         equal = f"equal number of rows ({rows:,}) with different content"
         return {
-            "detail": equal if rows == reproduced_rows else f"{rows:,} rows recorded, {reproduced_rows:,} reproduced"
+            "detail": equal
+            if rows == reproduced_rows
+            else f"{format_count(rows, 'row')} recorded, {reproduced_rows:,} reproduced"
         }
     if recorded.suffix != ".json":
         return {"detail": "different bytes"}

@@ -75,7 +75,7 @@ def compare(differences: Sequence[float], *, max_loss: float = 0.0) -> Compariso
     """
     values = np.asarray(differences, dtype=float)
     if not values.size or not np.all(np.abs(values) <= 1):
-        raise ValueError("expected at least one difference; all differences from -1 to 1")
+        raise ValueError("expected at least one difference, and only differences from -1 to 1")
     better = compute_log_evidence(values, -max_loss)
     worse = compute_log_evidence(-values, max_loss)
     threshold = -np.log(ALPHA)

@@ -259,7 +259,7 @@ def decide(
         cycle["comparison"] = asdict(comparison)
         has_shadow = shadow_days > 0 and comparison.decision != "worse"
         champion = registry.get_registered(customization.model_registry.name, version) if has_shadow else None
-        outcome = NOT_BETTER, f"the comparison of {comparison.pairs} pairs is {comparison.decision}"
+        outcome = NOT_BETTER, f"the comparison of {format_count(comparison.pairs, 'pair')} is {comparison.decision}"
         if champion is not None and champion.incumbent_sha256:
             until = now + timedelta(days=shadow_days)
             cycle["shadow"] = {
@@ -321,7 +321,7 @@ def _decide_by_shadow(
     if differences := [each["difference"] for each in shadow["pairs"]]:
         comparison = pairwise_test.compare(differences, max_loss=shadow["max_loss"])
         shadow["comparison"], test = asdict(comparison), comparison.decision
-    cycle["reason"] = f"the comparison of {len(differences)} shadow pairs is {test}"
+    cycle["reason"] = f"the comparison of {format_count(len(differences), 'shadow pair')} is {test}"
     state.save()
     if test == "better":
         return _promote(customization, version)

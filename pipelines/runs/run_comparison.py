@@ -41,7 +41,7 @@ def find_runs(workdir: Workdir, names: Sequence[str]) -> list[Run]:
     Raises:
         UsageError: a run does not exist, is named twice, or is the only one.
     """
-    hint = "Specify two or more runs; `tuneline status` lists those of a workdir."
+    hint = "Specify two or more runs; `tuneline status` lists the runs of a workdir."
     runs = [find_run(workdir, name) for name in names]
     if len(runs) < 2:
         raise UsageError(f"a comparison requires two runs; found {' '.join(names) or 'none'}", hint=hint)

@@ -43,7 +43,9 @@ def _compare_with_base(evaluation: Record) -> str:
     name = f"{metric} on {place}"
     if values["candidate"] is None or values["base"] is None:
         return f"The candidate's {name} could not be compared with that of the base."
-    figures = f"{format_value(values['candidate'])} vs. {format_value(values['base'])}, {values['n']:,} items"
+    figures = (
+        f"{format_value(values['candidate'])} vs. {format_value(values['base'])}, {format_count(values['n'], 'item')}"
+    )
     for rule in evaluation["rules"]:
         if (
             rule["metric"] == f"{task}.{metric}"

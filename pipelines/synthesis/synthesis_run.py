@@ -149,8 +149,9 @@ class PreparedSynthesis:
         note = ""
         if accepted < requested and result.asked < result.total:
             note = (
-                f"{accepted:,} of {requested:,} rows: {result.total - result.asked:,} requests were not sent, because "
-                "their documents have the maximum number of rows. Add documents, or raise --max-document-share."
+                f"{accepted:,} of {format_count(requested, 'row')}: "
+                f"{format_count(result.total - result.asked, 'request')} omitted, "
+                "because the documents have the maximum number of rows. Add documents, or raise --max-document-share."
             )
         elif accepted < requested:
             duplicates = result.reasons.get("near_duplicate", 0)
@@ -159,7 +160,7 @@ class PreparedSynthesis:
                 if duplicates and duplicates == max(result.reasons.values())
                 else "Add documents, raise --per-passage, or add a template."
             )
-            note = f"{accepted:,} of {requested:,} rows: all passages were used. {remedy}"
+            note = f"{accepted:,} of {format_count(requested, 'row')}: all passages were used. {remedy}"
         budget = self.budget
         return {
             "rows": {"requested": requested, "accepted": accepted, "rejected": result.reasons},

@@ -210,7 +210,7 @@ def test_page_reports_missed_goals_and_failed_peers() -> None:
     assert "**llama-factory-off** was not measured: exit code 1: no such package" in page
     assert "![tokens per second, and the loss during training](images/plot.svg)" in page
     assert "2.500 2.250" in page
-    assert "On 2026-11-21." in page
+    assert "The measurements ran on 2026-11-21." in page
     assert "| trl-off | 75.0% | 25.0% |" in page
 
 

@@ -262,7 +262,7 @@ def test_template_without_tools_and_system_messages_is_an_error_with_tools(token
     assert chat_templates.render_conversation(strict, CONVERSATION[1:3]) == "What is 2 + 2?Four."
     with pytest.raises(InputError, match="rejects a conversation with the roles system, user") as error:
         chat_templates.render_conversation(strict, CONVERSATION[1:2], [{"name": "add"}])
-    assert error.value.hint.startswith("The template does not support tools; a system message describes them.")
+    assert error.value.hint.startswith("The template does not support tools, so a system message describes the tools.")
 
 
 def test_token_across_prompt_and_answer_belongs_to_prompt(tokenizer: Any) -> None:

@@ -365,7 +365,7 @@ def test_job_reports_wait_for_quota_and_runs_once_admitted(cluster: JobCluster) 
     cluster.api.admits = False
 
     def admit() -> None:
-        cluster.wait_until(lambda: "waits for quota: couldn't assign flavors" in str(cluster.reporter))
+        cluster.wait_until(lambda: "no quota is reserved yet: couldn't assign flavors" in str(cluster.reporter))
         cluster.api.admits = True
 
     with in_background(admit):
@@ -396,7 +396,7 @@ def test_kueue_with_only_older_workload_version_is_supported(cluster: JobCluster
     notes: list[str] = []
 
     def admit() -> None:
-        cluster.wait_until(lambda: "waits for quota" in str(cluster.reporter))
+        cluster.wait_until(lambda: "no quota is reserved yet" in str(cluster.reporter))
         notes.append(str(cluster.reporter))
         cluster.api.admits = True
 
@@ -410,7 +410,7 @@ def test_job_stopped_in_queue_starts_no_pod(cluster: JobCluster) -> None:
     cluster.api.admits = False
 
     def stop() -> None:
-        cluster.wait_until(lambda: "waits for quota" in str(cluster.reporter))
+        cluster.wait_until(lambda: "no quota is reserved yet" in str(cluster.reporter))
         send_signal(signal.SIGTERM)
 
     with in_background(stop), pytest.raises(InterruptedRunError):
@@ -692,7 +692,7 @@ def test_example_role_grants_exactly_the_used_permissions(cluster: JobCluster) -
     cluster.api.admits = cluster.api.can_start = False
 
     def admit_and_start() -> None:
-        cluster.wait_until(lambda: "waits for quota" in str(cluster.reporter))
+        cluster.wait_until(lambda: "no quota is reserved yet" in str(cluster.reporter))
         cluster.api.admits = True
         cluster.wait_until(lambda: ("list", "events") in cluster.api.calls)
         cluster.api.can_start = True

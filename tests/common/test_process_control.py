@@ -186,7 +186,7 @@ def test_first_stop_signal_is_announced_and_the_second_interrupts(capfd: pytest.
         assert stop_requested.is_set()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert capfd.readouterr().err == "stopping after this step; Ctrl-C again stops at once\n"
+    assert capfd.readouterr().err == "stopping after this step; press Ctrl-C again to stop at once\n"
 
 
 def test_stop_signal_counts_although_nobody_reads_the_announcement() -> None:

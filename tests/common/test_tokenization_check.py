@@ -46,7 +46,7 @@ def test_template_beyond_a_limit_is_refused(folder: Path, file: str, template: s
 @pytest.mark.parametrize(
     ("kind", "pattern", "problem"),
     [
-        ("pre_tokenizer", "^(a+)+$", "fails for 10,000 characters 'a': Onig: .* retry-limit"),
+        ("pre_tokenizer", "^(a+)+$", "fails for a text of 10,000 characters that repeats 'a': Onig: .* retry-limit"),
         ("normalizer", "a", "ends the process with code -6: memory allocation"),
     ],
     ids=["catastrophic backtracking", "replacement"],

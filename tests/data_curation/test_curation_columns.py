@@ -378,7 +378,7 @@ def test_local_copy_is_suggested_without_its_path(tmp_path, write_rows):
 
 
 def test_condition_on_a_nested_column_is_explained():
-    with pytest.raises(ValueError, match=r"a key of a nested column is json_extract\(ticket, '\$\.status'\)$"):
+    with pytest.raises(ValueError, match=r"for a key of a nested column, use json_extract\(ticket, '\$\.status'\)$"):
         RowCondition("ticket.status = 'open'")
     assert RowCondition("json_extract(ticket, '$.status') = 'open'").selects({"ticket": {"status": "open"}})
 

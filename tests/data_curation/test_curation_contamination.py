@@ -131,7 +131,7 @@ def test_items_with_too_few_words_are_counted_and_reported(build_index):
     index = build_index([{"question": "Who are you?"}, {"question": QUESTION}], reporter=reporter)
     assert index.sets == {"bench.jsonl": {"items": 2, "unsearchable": 1, "unreadable": 0}}
     assert reporter.texts == [
-        "evaluation set bench.jsonl: 1 of 2 items cannot be found by a question that is too short, is a common "
+        "evaluation set bench.jsonl: the question of 1 of 2 items cannot be searched for: it is too short, is a common "
         "phrase or contains only numbers and single letters"
     ]
     assert index.find_contamination("Who are you?") is None

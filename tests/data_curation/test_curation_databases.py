@@ -117,7 +117,7 @@ def test_unchanged_file_is_not_read_again(read: Read, sqlite_file: Path, reporte
     first = read(str(sqlite_file), table="tickets")
     second = read(str(sqlite_file), table="tickets")
     assert second.sha256 == first.sha256
-    assert reporter.notes[-1].endswith("unchanged, not read again")
+    assert reporter.notes[-1].endswith("the stored rows are reused because the data is unchanged")
     write_sqlite(sqlite_file, [(13, "Ticket 13", "A new answer.")])
     assert read(str(sqlite_file), table="tickets").sha256 != first.sha256
 
@@ -195,12 +195,14 @@ def test_wrong_settings_are_errors(read: Read, sqlite_file: Path, settings: dict
 
 
 def test_unknown_table_lists_the_tables(read: Read, sqlite_file: Path) -> None:
-    assert expect_error(read, str(sqlite_file), table="ticket").hint == "Its tables are: tickets."
+    assert expect_error(read, str(sqlite_file), table="ticket").hint == "Use one of the file's tables: tickets."
 
 
 def test_missing_table_is_suggested(read: Read, sqlite_file: Path) -> None:
     hint = expect_error(read, str(sqlite_file)).hint
-    assert hint.endswith(f"data_curation.sources: [{{path: {sqlite_file}, table: tickets}}]. Its tables are: tickets.")
+    assert hint.endswith(
+        f"data_curation.sources: [{{path: {sqlite_file}, table: tickets}}]. Available tables: tickets."
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_query_that_depends_on_the_time_is_read_again(sqlite_file: Path, tmp_pat
         for _ in range(2):
             settings = TableSettings(query=query)
             table_extract.extract_table(str(sqlite_file), settings, tmp_path, tmp_path / "store", Reporter())
-        assert ("not read again" in notes[-1]) is is_reused
+        assert ("stored rows are reused" in notes[-1]) is is_reused
 
 
 def test_query_beyond_the_timeout_is_interrupted(read: Read, sqlite_file: Path) -> None:
@@ -357,7 +359,7 @@ def test_delta_table_is_read_at_a_version(read: Read, tmp_path: Path, reporter: 
     pinned = read(f"delta://{folder}", snapshot="0", order_by=["id"])
     assert [row["id"] for row in read_rows(pinned)] == [1, 2]
     read(f"delta://{folder}", snapshot="0", order_by=["id"])
-    assert reporter.notes[-1].endswith("Delta version 0; unchanged, not read again")
+    assert reporter.notes[-1].endswith("Delta version 0; the stored rows are reused because the data is unchanged")
     assert "has no version 9" in expect_error(read, f"delta://{folder}", snapshot="9").message
     assert "expected a version number or a time" in expect_error(read, f"delta://{folder}", snapshot="x").message
     assert "does not exist" in expect_error(read, f"delta://{folder}2").message
@@ -394,7 +396,7 @@ def test_iceberg_table_is_read_at_a_snapshot(read: Read, iceberg_catalog: Any, r
     pinned = read("iceberg://lake/support.tickets", snapshot=snapshot, order_by=["id"])
     assert read_rows(pinned) == read_rows(first)
     read("iceberg://lake/support.tickets", snapshot=snapshot, order_by=["id"])
-    assert reporter.notes[-1].endswith("unchanged, not read again")
+    assert reporter.notes[-1].endswith("the stored rows are reused because the data is unchanged")
     assert "has no snapshot 5" in expect_error(read, "iceberg://lake/support.tickets", snapshot="5").message
     assert "does not exist" in expect_error(read, "iceberg://lake/support.nope").message
     assert "which is not configured" in expect_error(read, "iceberg://nope/support.tickets").message

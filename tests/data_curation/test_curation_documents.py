@@ -275,7 +275,7 @@ def test_chunks_fit_the_tokenizer_of_the_base_model(tmp_path) -> None:
 def test_budget_without_a_tokenizer_is_estimated_with_the_reason() -> None:
     budget = section_chunks.load_budget(DataCurationConfig(tokens={"base_model": "/missing"}))
     assert (budget.max_tokens, budget.count("x" * 41), budget.tokenizer) == (512, 11, "")
-    assert budget.note.startswith("documents are split with an estimate of 4 characters per token: ")
+    assert budget.note.startswith("chunk lengths are estimated at 4 characters per token: ")
 
 
 # --- PDF --------------------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ HOSTILE_FILES = {
     "legacy.docx": (ENCRYPTED_OFFICE[:90], "a legacy Office file, not .docx; save it as .docx"),
     "bomb.docx": (
         build_docx(word_paragraph("x"), **{"word/media/a.xml": bytes(11_000_000)}),
-        "11,000,000 bytes from 10,",
+        "11,000,000 bytes after decompression, 10,",
     ),
     "large.docx": (
         build_docx("", **{f"word/{n}.bin": bytes(9_000_000) for n in range(2)}),
@@ -574,7 +574,7 @@ def extract(tmp_path, monkeypatch):
 def test_crash_timeout_and_memory_limit_end_only_their_file(extract) -> None:
     reasons = {
         ".crash": "the text extraction crashed (SIGSEGV)",
-        ".slow": "the text extraction did not end within 1 seconds (data_curation.documents.timeout_seconds)",
+        ".slow": "the text extraction did not end within 1 second (data_curation.documents.timeout_seconds)",
         ".memory": "the extraction needs more than 4 GiB of memory",
         ".write": "damaged or not a .write file: OSError: [Errno 27] File too large",
         ".raise": "damaged or not a .raise file: KeyError: 'missing'",

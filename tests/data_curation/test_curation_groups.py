@@ -54,7 +54,7 @@ def test_group_with_a_redacted_name_is_in_one_split(write_rows, curate_after, re
     assert all(len(names) == 1 for names in splits.values())
     assert {split for names in splits.values() for split in names} == {"train", "validation", "test"}
     assert (
-        "customer is redacted in 400 rows: groups by a redacted value apply within this dataset only, not to earlier revisions"
+        "customer is redacted in 400 rows; a redacted value groups rows only within this dataset, not across revisions"
         in notes
     )
     new_rows = [{**make_distinct_row(i), "number": i, "customer": f"c{i % 40}@corp.example"} for i in range(400, 500)]
@@ -70,7 +70,7 @@ def test_unknown_group_field_is_refused_and_rows_without_it_are_counted(write_ro
     _, notes = curate_after(
         write_rows([{**row, "customer": i} if i % 3 else row for i, row in enumerate(rows)]), "out", group_by="customer"
     )
-    assert "50 rows have no customer; each of these rows is a separate group" in notes
+    assert "50 rows have no customer; each row without customer is a separate group" in notes
 
 
 def test_groups_split_by_earlier_revisions_are_counted(write_rows, curate_after, read_rows, make_distinct_row):

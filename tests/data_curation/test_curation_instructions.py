@@ -180,7 +180,7 @@ def test_conversation_of_several_questions_is_not_an_echo():
 def test_boilerplate_refusal_is_rejected(answer):
     reason, detail = find_rejection(build_question_row(QUESTION, answer))
     assert reason == "boilerplate_refusal"
-    assert detail == "1 of 1 answers are boilerplate refusals"
+    assert detail == "boilerplate refusals in 1 of 1 answer"
     assert find_rejection(build_question_row(QUESTION, answer), refusals=False) is None
 
 

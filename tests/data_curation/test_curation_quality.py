@@ -134,12 +134,12 @@ def test_repeated_paragraphs_are_found_among_few_repeated_lines():
         (
             "Please enable JavaScript. It helps. Do it. Now." + "\n" + make_sentence(2),
             "c4_sentences",
-            "1 sentences in the 1 of 2 lines",
+            "1 sentence in the 1 of 2 lines",
         ),
         (
             "We use cookies. You agree. Fine. Good." + "\n" + make_sentence(2),
             "c4_sentences",
-            "1 sentences in the 1 of 2 lines",
+            "1 sentence in the 1 of 2 lines",
         ),
         ("Wow!\nGreat!\nGo on!\nYes!", "c4_sentences", "0 sentences in the 0 of 4 lines"),
     ],

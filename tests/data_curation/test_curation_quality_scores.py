@@ -197,7 +197,7 @@ def test_unreadable_examples_are_counted(texts, examples, curate_scored, tmp_pat
         file.write('{"text": \n')
     reporter = NotedReporter()
     curate_scored(texts, reporter=reporter, classifier=examples)
-    assert any("1 of the good examples is unreadable, the first good.jsonl:61" in note for note in reporter.notes)
+    assert any("1 of the good examples is unreadable: good.jsonl:61" in note for note in reporter.notes)
 
 
 @pytest.mark.usefixtures("few_features")
@@ -487,7 +487,7 @@ def test_rows_that_the_judge_cannot_score_are_kept_and_counted(texts, judge_serv
     assert (figures["scored"], figures["unscored"], figures["failed_rows"]) == (59, 1, 1)
     assert read_kept(dataset, read_rows)["good-1"]["meta"] is None
     page = (dataset.path / "report.html").read_text(encoding="utf-8")
-    assert "returned no score for 1 rows, which are kept; first reason: the answer is not one JSON object" in page
+    assert "returned no score for 1 row, which is kept; first reason: the answer is not one JSON object" in page
 
 
 def test_judge_that_scores_less_than_half_of_the_rows_is_an_error(texts, judge_server, curate_scored):

@@ -255,7 +255,7 @@ def test_csv_rows_of_wrong_width_or_encoding_are_reported(read_source):
         {"prompt": p, "completion": c} for p, c in [("q1", "a1"), ("q,3", "a\n3"), ("q5", "a5")]
     ]
     assert [(u.line, u.reason) for u in get_unreadable(records)] == [
-        (3, "1 fields; the header has 2"),
+        (3, "1 field; the header has 2"),
         (6, "not UTF-8: byte 0xe9"),
     ]
 

@@ -118,7 +118,7 @@ def test_rows_that_the_template_refuses_are_counted_separately(make_split, model
 def test_template_that_refuses_every_row_is_reported(make_split, model):
     (model / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     assert count_tokens([make_split([build_row(1, "a", "b")])], model) == (
-        f"Tokens were not counted: no sampled row is used in training and accepted by the chat template of {model}."
+        f"Tokens were not counted: the sample contains no row that training uses and that the chat template of {model} accepts."
     )
 
 

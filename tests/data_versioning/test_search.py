@@ -118,7 +118,7 @@ def test_rejected_row_is_found_by_recorded_source_and_by_file(workdir: Path) -> 
 def test_kept_rows_without_a_recorded_file_make_the_result_incomplete(workdir: Path) -> None:
     gaps = search(workdir, "source", "letters.jsonl").not_searched
     assert [gap["what"] for gap in gaps] == ["dataset-v1", "dataset-v2", "dataset-v3", "letters-v1"]
-    assert gaps[0]["why"] == "kept rows that record a source but no file, so they may be from this file: 3"
+    assert gaps[0]["why"] == "3 kept rows record a source but no file, and may come from this file"
     assert "the recorded source" in gaps[0]["hint"]
     assert search(workdir, "source", "another.jsonl").not_searched == []
 
@@ -135,7 +135,7 @@ def test_rejected_rows_without_a_source_make_the_result_incomplete(
         publish(make_curated(name, WITHOUT_LETTER, rejected), CONFIG, workdir=tmp_path, reporter=SilentReporter())
     [gap] = search(tmp_path, "source", "desk").not_searched
     assert gap["what"] == "dataset-v2"
-    assert gap["why"] == "rejected rows that record a file but no source: 1"
+    assert gap["why"] == "1 rejected row records a file but no source"
     assert search(tmp_path, "text", "desk").not_searched == []
 
 

@@ -323,7 +323,7 @@ def test_too_few_nodes_are_reported(cluster: Cluster, dataset: Artifact, tiny: P
     recorder = Recorder()
     with pytest.raises(
         TunelineError,
-        match="timeout after 6 s: the Ray job requires 3 free nodes with 1 CPU each; nodes of this size: 2 of 2",
+        match="timeout after 6 s: the Ray job requires 3 free nodes with 1 CPU each; nodes of at least this size: 2 of 2",
     ) as error:
         train(dataset, tmp_path / "model", build_recipe(tiny, processes=3, batch_size=6), launcher, recorder)
     assert error.value.kind == "engine_missing"

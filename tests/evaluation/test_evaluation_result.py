@@ -151,7 +151,7 @@ def test_rule_with_unknown_metric_is_refused() -> None:
     ("control", "why"),
     [
         ("control.reproduced", r"no task measures control\.reproduced"),
-        ("held_out.loss", r"held_out\.loss is not 0 or 1 for each item; a rule with control expects binary metrics"),
+        ("held_out.loss", r"held_out\.loss is not binary; a rule with control requires metrics that are 0 or 1"),
     ],
 )
 def test_control_without_a_binary_metric_is_refused(control: str, why: str) -> None:
@@ -183,7 +183,7 @@ def test_invalid_rule_is_refused(rule: dict[str, object], why: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "largest"),
     [
-        ({"max_loss": 100.0}, "is 100; expected less than 5, the largest loss of an item"),
+        ({"max_loss": 100.0}, "is 100; expected less than 5, the largest possible loss of an item"),
         ({"max_loss": 5.0, "slices": ["source"]}, "is 5; expected less than 5"),
         ({"max_loss": 2.0, "max_item_loss": 2.0}, "is 2; expected less than 2"),
         ({"metric": "suite_harmful.refused", "max_loss": 1.0}, "is 1; expected less than 1"),

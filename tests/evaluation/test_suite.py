@@ -358,9 +358,9 @@ def test_stored_configuration_adds_the_suite_once() -> None:
 
 def test_weakened_suite_is_an_error() -> None:
     weaker = {"kind": "multiple_choice", "name": "suite_capability", "data": "easy.jsonl"}
-    with pytest.raises(ValueError, match="the name suite_capability is reserved for the suite"):
+    with pytest.raises(ValueError, match="suite_capability is not one of the suite's own tasks"):
         EvaluationConfig.model_validate({"tasks": [{"kind": "held_out"}, weaker]})
-    with pytest.raises(ValueError, match="the name suite_capability is reserved for the suite"):
+    with pytest.raises(ValueError, match="suite_capability is not one of the suite's own tasks"):
         EvaluationConfig.model_validate({"suite": "none", "tasks": [{"kind": "held_out"}, weaker]})
     weak_rule = {"metric": "suite_capability.acc", "max_loss": 0.9}
     config = EvaluationConfig.model_validate({"gate": [weak_rule]})

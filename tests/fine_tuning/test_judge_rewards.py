@@ -145,7 +145,7 @@ def test_endpoint_that_rejects_every_request_interrupts(judge: Judge, tmp_path: 
     rollouts = [Rollout("What?", "", str(number)) for number in range(8)]
     judge.replies = [(400, "unknown parameter seed")] * 8
     assert score(rollouts[:2]) == [0.0, 0.0]
-    with pytest.raises(InterruptedRunError, match=r"rejects all of 8 requests: .*HTTP 400: .*unknown parameter seed"):
+    with pytest.raises(InterruptedRunError, match=r"rejects all 8 requests: .*HTTP 400: .*unknown parameter seed"):
         score(rollouts[2:])
     assert build_reward(judge, tmp_path)(rollouts) == [(rate(str(number)) - 1) / 9 for number in range(8)]
     judge.replies = [(400, "unknown parameter seed")]

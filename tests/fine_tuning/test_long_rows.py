@@ -108,7 +108,7 @@ def test_rows_that_do_not_fit_into_memory_are_refused_before_the_training(
         (
             "llama",
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-            "rotary positions of type linear already",
+            "rotary positions that are already scaled, of type linear",
         ),
     ],
 )
@@ -127,7 +127,7 @@ UNSCALABLE = {
     "granitemoehybrid": r"factor is 4.0; the model has rotary parameters in its configuration, but its layers",
     **dict.fromkeys(("gemma3_text", "olmo3"), "the model has different rotary positions in its layers"),
     **dict.fromkeys(("bloom", "jamba", "mamba", "mamba2"), "the model has no rotary positions"),
-    "gpt_oss": "the model has rotary positions of type yarn already",
+    "gpt_oss": "the model has rotary positions that are already scaled, of type yarn",
 }
 
 

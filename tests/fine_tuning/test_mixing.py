@@ -232,7 +232,7 @@ def test_left_out_and_repeated_rows_are_reported() -> None:
     assert describe_shares(shares, len(SOURCES)) == [
         "mixing leaves out 35 of 60 examples of a",
         "mixing leaves out 5 of 30 examples of b",
-        "mixing repeats each of the 10 examples of c 5.0 times; an average example is seen 1.0 times",
+        "mixing repeats 10 examples of c, with 5.0 occurrences on average; the average of all sources is 1.0",
     ]
     short = plan_shares(MixingSettings({"*": 1}), Counter(SOURCES), 10, lengths)
     assert describe_shares(short, len(SOURCES)) == [], "another warning reports a short training"

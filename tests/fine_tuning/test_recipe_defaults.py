@@ -73,13 +73,13 @@ def test_presets_set_the_size_that_a_recipe_leaves_open() -> None:
     assert [c.recipe.early_stopping for c in (quick, balanced, thorough)] == [None, None, 3]
     assert balanced == choose(rows)
     assert quick.reasons[0] == (
-        "preset quick: at most 1 epoch and max_length of at most 512, for settings that the recipe omits"
+        "preset quick: at most 1 epoch, and a max_length of at most 512 tokens, for settings that the recipe omits"
     )
     assert "epochs 6: preset thorough" in thorough.reasons
     assert "early_stopping 3: preset thorough" in thorough.reasons
     long = choose([9000] * 10, preset="quick")
     assert long.recipe.max_length == 512
-    assert "preset quick allows 512" in long.reasons[1]
+    assert "preset quick allows at most 512" in long.reasons[1]
     assert choose(rows, preset="quick", objective="dpo").recipe.epochs == 1
     assert choose(rows, preset="thorough", validation_rows=0).recipe.early_stopping is None
 
@@ -111,7 +111,7 @@ def test_rows_that_cannot_fit_into_memory_are_refused_with_the_arithmetic(
     if not hint:
         check_memory(chosen, longest, shape, device)
         return
-    with pytest.raises(ConfigurationError, match=rf"{longest:,} tokens require about [\d.]+ GB \(weights ") as error:
+    with pytest.raises(ConfigurationError, match=rf"{longest:,} tokens is [\d.]+ GB \(weights ") as error:
         check_memory(chosen, longest, shape, device)
     assert error.value.hint.startswith(hint)
     if found := re.search(r"max_length to (\d+)", error.value.hint):
@@ -222,7 +222,7 @@ def test_rows_seen_count_whole_and_partial_epochs(settings: dict[str, Any], step
     assert (warning is None) == (seen >= 1900)
     if "max_steps" in settings:
         assert warning == (
-            "fine_tuning.max_steps 40 trains on 320 of 1,900 rows (0.17 epochs). "
+            "with fine_tuning.max_steps 40, training covers 320 of 1,900 rows (0.17 epochs). "
             "Set fine_tuning.max_steps to null and epochs to at least 1 to train on all rows"
         )
 

@@ -474,7 +474,7 @@ def test_model_card_lists_data_recipe_losses_and_licences(
         datasets["sft"].sha256,
         "| validation loss |",
         "| optimizer steps | 6",
-        "24, of which 0 are truncated by a total of 0 tokens (0.0% of all); 0 more rows are omitted",
+        "24; truncated rows: 0, by a total of 0 tokens (0.0% of all tokens); omitted rows: 0",
     ):
         assert expected in text
     assert str(tiny.parent) not in text

@@ -114,7 +114,7 @@ def test_center_weight_keeps_the_mean_reward_near_zero(pairs: Artifact, tiny: Pa
 
 
 def test_reward_model_is_refused_where_answers_are_needed(trained: dict[str, Artifact], tiny: Path) -> None:
-    with pytest.raises(UsageError, match="is a reward model, which scores answers and does not write any"):
+    with pytest.raises(UsageError, match="is a reward model, which scores answers but does not generate text"):
         model_loading.open_model(trained["lora"].path)
     for artifact in trained.values():
         with pytest.raises(ConfigurationError, match="is a reward model, which does not predict tokens"):
@@ -164,7 +164,7 @@ def test_rewards_that_are_not_finite_end_the_training(
 ) -> None:
     monkeypatch.setattr(reward_models, "compute_rewards", lambda *_: [0.5, float("nan")])
     score = load_reward_model(trained["full"])
-    with pytest.raises(TrainingError, match=r"1 of 2 rewards of the reward model in .* are not finite"):
+    with pytest.raises(TrainingError, match=r"the reward model in .* returns a non-finite reward for 1 of 2 answers"):
         score([Rollout("a", "a", "a", (1,)), Rollout("b", "b", "b", (2,))])
 
 

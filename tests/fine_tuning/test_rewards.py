@@ -105,14 +105,14 @@ def test_share_of_followed_instructions_is_rewarded(answer: str, expected: float
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({}, "it has None in instruction_id_list and None in kwargs"),
+        ({}, "the row has None in instruction_id_list and None in kwargs"),
         (
             {"instruction_id_list": ["punctuation:none"], "kwargs": [{}]},
-            "it has the unknown instruction punctuation:none",
+            "the row has the unknown instruction punctuation:none",
         ),
         (
             {"instruction_id_list": ["keywords:existence"], "kwargs": [{"words": 3}]},
-            "it has kwargs that keywords:existence does not accept",
+            "the row has kwargs that keywords:existence does not accept",
         ),
     ],
 )
@@ -181,7 +181,9 @@ def test_code_that_passes_its_tests_is_rewarded(
 def test_row_without_valid_tests_is_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError) as raised:
         rewards.check_row_fields([RewardConfig(kind="unit_tests")], "rows.jsonl:3", json.dumps(fields))
-    assert raised.value.message.startswith(f"the reward unit_tests cannot score the row rows.jsonl:3: it {problem}")
+    assert raised.value.message.startswith(
+        f"the reward unit_tests cannot score the row rows.jsonl:3: the row {problem}"
+    )
 
 
 @pytest.mark.usefixtures("isolation")
@@ -229,7 +231,7 @@ def test_references_are_scored_without_models_and_services() -> None:
     means, count = rewards.score_references(entries, [{"question": "a?", "reference": "b", "meta": "{}"}] * 70)
     assert (means, count) == ({"exact_match": 1, "regex": 0}, 24)  # every third row
     (warning,) = rewards.describe_references(means, count)
-    assert warning.startswith("the reward regex is 0 for the reference answers of all 24 checked rows.")
+    assert warning.startswith("the reward regex is 0 for the reference answer of every checked row (24 rows).")
     assert rewards.describe_references(*rewards.score_references(entries, [])) == []
 
 
@@ -358,7 +360,7 @@ def test_flat_reward_is_reported() -> None:
     assert training_health.describe_stall([-1.0] * 30, are_rewards=True) is None
     assert training_health.describe_stall([-0.1 * i for i in range(30)], are_rewards=True) is None
     message = training_health.describe_stall([0.0] * 30, are_rewards=True)
-    assert str(message).startswith("the reward does not rise: mean 0 in the first 10 steps, 0 in the last 10.")
+    assert str(message).startswith("the reward does not rise: mean 0 in the first 10 steps, 0 in the last 10 steps.")
 
 
 def test_training_logs_rewards_and_samples_and_resumes_bit_identically(
@@ -432,7 +434,7 @@ def test_alarms_lower_the_learning_rate_to_a_limit_and_training_resumes_bit_iden
     assert alarms == [(20, 0.4), (30, 0.3), (40, 0.3)]
     assert sum("the learning rate is lowered to" in note for note in notes) == 2
     page = (expected.path / "report.html").read_text()
-    assert "At step 30, a guard lowered the learning rate to 0.3 of its schedule: the divergence" in page
+    assert "At step 30, a guard lowered the learning rate to 0.3 times its scheduled value: the divergence" in page
     assert "At step 40, a guard raised an alarm at the lower limit of the learning rate: the divergence" in page
     interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed", **changes), step=22)
     resumed, _ = tune(dataset, tiny, tmp_path / "resumed", **changes)

@@ -136,8 +136,8 @@ def test_pipeline_does_not_repromote_a_rolled_back_version(versions: Any) -> Non
     rollback(NAME, by="bob", reason="it swears", reporter=SilentReporter())
     assert auto_promote(config, "2", incumbent_sha256=first, reporter=NoteRecorder()) is None
     assert notes == [
-        f"{NAME} version 2 is not promoted: bob rolled the champion back from it (it swears). "
-        f"To promote it anyway: tuneline promote {NAME} --version 2"
+        f"{NAME} version 2 is not promoted: bob rolled the champion back from this version (it swears). "
+        f"To promote the version anyway: tuneline promote {NAME} --version 2"
     ]
     assert find_champion(NAME).version == "1"
 

@@ -264,11 +264,16 @@ def state_coverage(max_items: int | None, left_out: int) -> Any:
         ((14, 15, 16, 17), None, 0, ""),
         ((14, 16, 17), None, 1, ""),
         ((14, 15), 2, 0, ""),
-        ((14, 15, 16), None, 0, "its evaluation measured held_out on 3 rows and left 0 out, of 4 test rows"),
-        ((14, 15), 3, 0, "its evaluation measured held_out on 2 rows and left 0 out, of 3 test rows"),
+        ((14, 15, 16), None, 0, "its evaluation measured held_out on 3 of 4 test rows and states that it left out 0"),
+        ((14, 15), 3, 0, "its evaluation measured held_out on 2 of 3 test rows and states that it left out 0"),
         ((16, 17), 2, 0, "row row-16 of its evaluation is not among the first 2 test rows"),
         ((14, 15, 15, 15), None, 0, "its evaluation repeats rows of held_out: 4 items are 2 rows"),
-        ((14, 15, 16, 17), None, -1, "its evaluation measured held_out on 4 rows and left -1 out, of 4 test rows"),
+        (
+            (14, 15, 16, 17),
+            None,
+            -1,
+            "its evaluation measured held_out on 4 of 4 test rows and states that it left out -1",
+        ),
     ],
 )
 def test_evaluation_of_a_part_of_the_test_split_is_refused(
@@ -285,7 +290,7 @@ def test_part_of_the_test_split_without_a_statement_is_refused(candidate: Candid
     rows = [build_row(number) for number in (14, 15)]
     build_evaluation(candidate.evaluation.path, candidate.model.manifest, candidate.dataset, rows=rows)
     [objection] = candidate.list_objections()
-    assert objection.startswith("its evaluation measured held_out on 2 rows and left 0 out, of 4 test rows")
+    assert objection.startswith("its evaluation measured held_out on 2 of 4 test rows and states that it left out 0")
 
 
 def drop_prompts(folder: Path) -> None:

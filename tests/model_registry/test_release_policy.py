@@ -291,7 +291,7 @@ def test_policy_is_enforced_by_promotion_rollback_deployment_and_audit(versions:
 def test_forced_promotion_whose_objections_the_history_cannot_record_is_refused(versions: Any) -> None:
     tasks = [{"name": f"task_{number}"} for number in range(90)]
     promotion_policy.set_policy(versions, NAME, Policy.model_validate({"tasks": tasks}), "admin")
-    with pytest.raises(RegistryError, match=r"cannot record the 9[01] objections that the promotion overrides"):
+    with pytest.raises(RegistryError, match=r"cannot record the objections that the promotion overrides"):
         promote(NAME, "3", force=True, reason="the exams are not ready", reporter=QUIET)
 
 

@@ -65,14 +65,17 @@ def check_result(rule: dict[str, Any], losses: list[float], **result: Any) -> li
         (None, "its judge has no calibration"),
         (
             {**CALIBRATION, "kappa_bound": 0.4},
-            "the agreement of its judge (kappa_bound) is 0.400 and must exceed 0.4",
+            "the agreement of its judge (kappa_bound) is 0.400; expected above 0.4",
         ),
         (
             {**CALIBRATION, "kappa_bound": float("nan")},
-            "the agreement of its judge (kappa_bound) is nan and must exceed 0.4",
+            "the agreement of its judge (kappa_bound) is nan; expected above 0.4",
         ),
         ({**CALIBRATION, "kappa_bound": 0.7}, "the calibration of its judge contradicts itself"),
-        ({**CALIBRATION, "pairs": 29.0}, "its judge is calibrated on 29 pairs; at least 30 are required"),
+        (
+            {**CALIBRATION, "pairs": 29.0},
+            "the number of pairs in the calibration of its judge is 29; expected at least 30",
+        ),
         (CALIBRATION, ""),
     ],
 )
@@ -107,7 +110,7 @@ def test_share_of_harmed_items_is_recomputed() -> None:
     assert objection == f"{HOLDS}it counts 0 harmed items; its predictions have 1"
     for p_value in (None, 0.001):
         [objection] = check_result(SHARE_RULE, losses, **honest | {"acceptance_p": p_value})
-        assert objection == f"{HOLDS}its p-value is {p_value}; 1 harmed items of 60 have the p-value 0.01378"
+        assert objection == f"{HOLDS}its p-value is {p_value}; for 1 of 60 items harmed, the p-value is 0.01378"
     few = {"harmed_items": 0, "acceptance_p": significance.compute_binomial_p_value(0, 28, 0.1)}
     assert check_result(SHARE_RULE, [1.0] * 28, **few) == [f"{HOLDS}0 of 28 items are harmed"]
     for count, items, share in ((0, 29, 0.1), (3, 80, 0.1), (900, 10_000, 0.1), (40, 2_000_000, 0.001)):
@@ -133,7 +136,7 @@ def test_result_that_contradicts_the_rule_is_refused(result: dict[str, Any], pro
     [objection] = check_result(RULE, [0.5] * 12, **honest | result)
     assert objection.startswith(HOLDS + problem)
     [objection] = check_result(RULE, [0.5] * 9, **honest)
-    assert objection == HOLDS + "has 9 items and requires 10"
+    assert objection == HOLDS + "the rule has 9 items and requires 10"
 
 
 def check_control(reproduced: int, control: int, p: float | None, *, control_items: int = 40) -> list[str]:

@@ -173,8 +173,8 @@ def _remove_record(signed: SignedRegistry, kind: str = "model") -> None:
 ARTIFACT_ATTACKS = {
     "forged signature": (_forge_files, "its signature was not made by key"),
     "forged attestation": (_forge_attestation, "its signature was not made by key"),
-    "signature of another artifact": (_copy_signature, "the signature of its files is about another artifact"),
-    "attestation of another artifact": (_copy_attestation, "its attestation is about another artifact"),
+    "signature of another artifact": (_copy_signature, "the signature of its files is for another artifact"),
+    "attestation of another artifact": (_copy_attestation, "its attestation is for another artifact"),
     "record of another artifact": (_copy_record, "its signature is for a"),
     "changed byte": (_change_byte, "weights/payload.bin of the model"),
     "changed report": (_change_report, "report.html of the model"),

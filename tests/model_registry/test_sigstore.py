@@ -227,9 +227,9 @@ def test_edited_bundle_is_refused(site: SigstoreSite, tmp_path: Path, attack: st
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (("signature",), "the signature of its files is about another artifact"),
-        (("attestation",), "its attestation is about another artifact"),
-        (("signature", "attestation"), "its attestation is about another artifact"),
+        (("signature",), "the signature of its files is for another artifact"),
+        (("attestation",), "its attestation is for another artifact"),
+        (("signature", "attestation"), "its attestation is for another artifact"),
     ],
 )
 def test_bundle_of_another_artifact_is_refused(

@@ -153,7 +153,8 @@ def test_preview_suggests_columns_and_curate_uses_the_configuration(tmp_path: Pa
     assert [turn["content"] for turn in preview["rows"][0]["messages"]] == ["Topic 0", "Step 0 solves it with tool 0"]
     text = run_in_process("curate", "tickets.csv", "-c", "c.yaml", "--preview", cwd=tmp_path).stdout
     assert (
-        "tickets.csv: first 60 records checked, 3 shown: 60 prompt_completion\n  columns: subject, resolution\n" in text
+        "tickets.csv: checked the first 60 records, 3 shown: 60 prompt_completion\n  columns: subject, resolution\n"
+        in text
     )
     dataset = answer_in_process("curate", "-c", "c.yaml", "-o", "out", cwd=tmp_path)
     assert dataset["rows"] == {"in": 60, "kept": 60, "quarantined": 0, "rejected": {}}

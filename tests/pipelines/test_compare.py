@@ -259,7 +259,7 @@ def test_terminal_shows_every_section(tmp_path: Path) -> None:
 def test_wrong_runs_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "wd", "alpha")
     make_run(tmp_path / "wd", "beta", shift=0.5)
-    hint = "Specify two or more runs; `tuneline status` lists those of a workdir."
+    hint = "Specify two or more runs; `tuneline status` lists the runs of a workdir."
     refused = {
         ("alpha",): ("a comparison requires two runs; found alpha", hint),
         ("alpha", "wd/runs/alpha"): ("alpha and wd/runs/alpha are the same run, alpha", hint),

@@ -171,7 +171,7 @@ def test_changed_configurations_must_fit_the_compiled_tasks(tmp_path: Path, comp
             submission.check_chain_parameter(declared, {"configurations": [texts[0], value]})
     with pytest.raises(ConfigurationError, match="configurations is an empty list; expected texts"):
         submission.check_chain_parameter(declared, {"configurations": []})
-    with pytest.raises(UsageError, match="the parameter configurations is 'abc'; expected a list of texts"):
+    with pytest.raises(UsageError, match="the parameter configurations is 'abc'; expected a list of strings"):
         submission.parse_parameters(["configurations=abc"], declared)
 
 

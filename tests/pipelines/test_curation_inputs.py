@@ -207,5 +207,5 @@ def test_unsupported_files_of_a_folder_are_reported(tmp_path: Path) -> None:
         (tmp_path / "raw" / name).write_text("{}")
     entries = [SourceEntry(path=str(tmp_path / "raw")), SourceEntry(path="raw"), SourceEntry(path="s3://bucket/raw")]
     note = describe_skipped_files(entries, tmp_path)
-    assert note == "files in source folders that are not read, by suffix: .doc (2), no suffix (1)"
+    assert note == "skipped files with unsupported suffixes in source folders: .doc (2), no suffix (1)"
     assert describe_skipped_files([SourceEntry(path="raw/a.jsonl")], tmp_path) == ""

@@ -209,7 +209,7 @@ def test_promotions_and_rollback_under_load_lose_no_request(
         promote(NAME, "2", reporter=SilentReporter())
         deployed.wait_for("helper version 2 is served as")
         rollback(NAME, reporter=SilentReporter())
-        deployed.wait_for("helper version 1 is served as clerk, in place of 2")
+        deployed.wait_for("helper version 1 is served as clerk, in place of version 2")
         answered = len(load.answers)
         assert wait_until(lambda: len(load.answers) > answered + 50, 60)
         assert wait_until(
@@ -653,7 +653,7 @@ def test_failed_installation_is_retried_and_the_served_version_stays(
         blocker = folder / "packages" / registered.packages[1].sha256
         blocker.write_text("no folder can be here")
         watcher.poll(deployment, get_address(server))
-        assert "version 2 cannot be installed now; the installation will be retried" in read_log(folder)
+        assert "version 2 cannot be installed now; --watch retries the installation" in read_log(folder)
         assert deployment.state.refused is None
         assert request_grpc(server, PROMPTS[0])[0] == "1"
         blocker.unlink()

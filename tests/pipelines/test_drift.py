@@ -229,8 +229,8 @@ def test_rows_that_are_not_tested_are_reported(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b'{"damaged\n')
     result = answer_in_process("traffic", "drift", *OPTIONS, cwd=tmp_path)
     assert result["limitations"][:2] == [
-        "1 of 502 rows have no user text and were not tested",
-        "1 damaged lines were skipped",
+        "rows without user text are not tested: 1 of 502",
+        "the check skipped 1 damaged line",
     ]
     assert "several versions answered (7, 8)" in result["limitations"][-1]
     assert (result["alarm"], result["pending"]) == (False, 1)

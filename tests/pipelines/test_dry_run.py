@@ -443,7 +443,11 @@ def test_sources_of_a_sample_are_planned(
 
 def test_rows_and_tokens_left_out_and_few_items_give_warnings(estimate: Estimate) -> None:
     warnings = estimate("fine_tuning.max_steps=5", "fine_tuning.max_length=80")["warnings"]
-    assert [w for w in warnings if w.startswith("fine_tuning.max_steps 5 trains on 20 of 97 rows (0.21 epochs). ")]
+    assert [
+        w
+        for w in warnings
+        if w.startswith("with fine_tuning.max_steps 5, training covers 20 of 97 rows (0.21 epochs). ")
+    ]
     pattern = r"[\d.]+% of the training rows are truncated at 80 tokens, which cuts off (?!0\.0%)[\d.]+% of all tokens\. Raise"
     assert [w for w in warnings if re.match(pattern, w)]
     assert [w for w in warnings if w.startswith("the held-out evaluation has 40 items: only a large difference")]
@@ -765,7 +769,7 @@ def test_unusable_rewards_are_errors_before_the_training(
         EngineMissingError, match=r"the judge of the rewards at http://127\.0\.0\.1:9/v1 cannot be used"
     ):
         estimate(*build_overrides(judge))
-    with pytest.raises(InputError, match=r"the reward ifeval cannot score the row .*\.jsonl:\d+: it has None"):
+    with pytest.raises(InputError, match=r"the reward ifeval cannot score the row .*\.jsonl:\d+: the row has None"):
         estimate(*build_overrides("{kind: ifeval}"))
     with pytest.raises(EngineMissingError, match=r"the judge of the rewards at .* cannot be used"):
         resolve_plans(
@@ -790,7 +794,7 @@ def test_rewards_of_reference_answers_are_shown_and_a_reward_of_zero_is_a_warnin
     means = result["reference_rewards"]["means"]
     assert (means["exact_match"], means["regex"], means["length"], means["ifeval"]) == (1, 0, 1, 0)  # all have a comma
     assert 0 < result["reference_rewards"]["rows"] <= 32
-    warning = "the reward regex is 0 for the reference answers of all"
+    warning = "the reward regex is 0 for the reference answer of every checked row"
     assert len([line for line in result["warnings"] if line.startswith(warning)]) == 1
     lines = format_estimate(result)
     assert any(
@@ -843,8 +847,8 @@ def test_dry_run_prints_size_margins_and_cost_of_the_suite(estimate: Estimate) -
     (line,) = (line for line in text if line.startswith("suite"))
     assert line.startswith(f"suite     {592 + held_out} items, ")
     assert line.endswith(f"at most 11,200 of answers per model, about {found['seconds']:,.0f} s of the evaluation")
-    assert "          suite_capability.acc: 144 items, margin 10%; passes with at most 8 worse" in text
-    compared = "          suite_memorisation.reproduced: 64 items, compared with suite_control.reproduced; passes with at most 4 worse"
+    assert "          suite_capability.acc: 144 items, margin 10%; passes with at most 8 worse items" in text
+    compared = "          suite_memorisation.reproduced: 64 items, compared with suite_control.reproduced; passes with at most 4 worse items"
     assert compared in text
     assert len(found["rules"]) == 9
     assert estimate("evaluation.suite=none", "model_registry.auto_promote=false")["suite"] is None

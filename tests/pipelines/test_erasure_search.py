@@ -181,7 +181,7 @@ def test_incomplete_search_is_reported_and_exits_1(folder: Path) -> None:
     assert "has missing or damaged objects" in gap["why"]
     text_process = tuneline("data", "find", "--row", LETTER[0], "--workdir", "wd", cwd=folder)
     assert text_process.returncode == 1
-    assert "INCOMPLETE RESULT: 1 of the items could not be searched" in text_process.stdout
+    assert "INCOMPLETE RESULT: 1 item could not be searched" in text_process.stdout
     assert "Publish the dataset again" in text_process.stdout
 
 

@@ -172,7 +172,7 @@ ERRORS = {
         1,
     ),
     "Latin-1": ExpectedError(
-        "no row is kept: 156 records are unreadable, the first {file}:1: not UTF-8: byte 0xe9 at position {n}",
+        "no row is kept: 156 records are unreadable; the first is {file}:1: not UTF-8: byte 0xe9 at position {n}",
         "Set the encoding of the file, as in data_curation.sources: [{path: {file}, encoding: cp1252}], or "
         "convert it to UTF-8.",
         "input",
@@ -204,7 +204,7 @@ ERRORS = {
         1,
     ),
     "unknown shape": ExpectedError(
-        "no row is kept: 5 records are unreadable, the first {file}:1: unknown format: keys foo",
+        "no row is kept: 5 records are unreadable; the first is {file}:1: unknown format: keys foo",
         "Check data_curation.sources and data_curation.format; docs/how-to/data.md lists the supported formats.",
         "input",
         1,
@@ -218,13 +218,13 @@ ERRORS = {
     # the model
     "unknown model": ExpectedError(
         "fine_tuning.base_model: {path} is not a folder",
-        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout or of a tuned model, store:<sha256>, or "
-        "hf://org/name@revision.",
+        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, the folder of a tuned model, store:<sha256>, "
+        "or hf://org/name@revision.",
     ),
     "unknown embedded model": ExpectedError(
         "fine_tuning.base_model: embedded model embedded:gpt does not exist",
-        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout or of a tuned model, store:<sha256>, or "
-        "hf://org/name@revision.",
+        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, the folder of a tuned model, store:<sha256>, "
+        "or hf://org/name@revision.",
     ),
     "non-finite loss": ExpectedError(
         "the {which} loss is nan at step {step}, learning rate {rate}; rows of this step: {rows}",
@@ -617,7 +617,7 @@ def test_unreadable_rows_are_listed_and_memory_is_bounded(folder: Path, tmp_path
     assert counts["kept"] == 19 + 20 + (truncated["line"] - 1) + 10 + 66
     assert (counts["quarantined"], counts["in"]) == (4, counts["kept"] + 4)
     first_entry = "a-line7.jsonl:7: invalid JSON: Unterminated string starting at column 76"
-    assert f"curate: 4 records are unreadable, the first {first_entry}; see quarantine.jsonl" in peak.process.stderr
+    assert f"curate: 4 records are unreadable; the first is {first_entry}; see quarantine.jsonl" in peak.process.stderr
     assert "curate: e-empty.jsonl is empty" in peak.process.stderr
     assert (
         "curate: 9 rows have the id of an earlier row; a number was appended to the id, for example d-ids.jsonl:2 is now same-2"
@@ -1140,7 +1140,7 @@ EXPORT_ERRORS = {  # the tests are in test_lineage.py
 REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engines with a server that requires authentication
     "version … of … cannot be promoted: its evaluation compared it with …, and the champion is …": ("registry", 1),
     "version … of … cannot be promoted: … earlier candidates failed on its test split, so its rules must hold with …% of "
-    "their error probability, and one does not": ("registry", 1),
+    "their error probability, and at least one rule does not": ("registry", 1),
     "version … of … cannot be promoted: its … cannot be verified (…)": ("registry", 1),
     "version … of … cannot be promoted: its evaluation does not state what it measured; an earlier version of tuneline wrote it": (
         "registry",
@@ -1149,7 +1149,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
     "version … of … cannot be promoted: its evaluation used dataset …; the model was trained on …": ("registry", 1),
     "version … of … cannot be promoted: the model was trained on … of its evaluated rows: …": ("registry", 1),
     "version … of … cannot be promoted: the … of its lineage is not in …": ("registry", 1),
-    "version … of … cannot be promoted: its evaluation measured … on … rows and left … out, of … test rows": (
+    "version … of … cannot be promoted: its evaluation measured … on … of … test rows and states that it left out …": (
         "registry",
         1,
     ),
@@ -1296,7 +1296,10 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
         "configuration",
         2,
     ),
-    "the … model has a loss of … nats per token on … test rows, and the unquantized model …: …": ("quantization", 1),
+    "the … model has a loss of … nats per token on … test rows; the unquantized model has …. The increase is …": (
+        "quantization",
+        1,
+    ),
     "the … model has a loss of … on test row …; expected a finite number": ("quantization", 1),
     "the test split has … rows; triton_packaging.quantization requires at least …": ("input", 1),
     "the test split of … has … rows with an answer; quantization requires at least …": ("input", 1),
@@ -1331,7 +1334,10 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
-    "fine_tuning.base_model: the tokenizer of … fails for 10,000 characters …: …": ("configuration", 2),
+    "fine_tuning.base_model: the tokenizer of … fails for a text of 10,000 characters that repeats …: …": (
+        "configuration",
+        2,
+    ),
     "fine_tuning.base_model: the tokenizer of … ends the process with code …: …": ("configuration", 2),
     "the model's tokenizer fails for a text of … characters: …": ("input", 1),
     "fine_tuning.base_model: … of … has … bytes; expected …": ("configuration", 2),
@@ -1363,19 +1369,19 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
-    "the reward … cannot score the row …: it …": ("input", 1),
+    "the reward … cannot score the row …: the row …": ("input", 1),
     "generated code cannot be isolated on this machine: …": ("configuration", 2),
     "the sandbox for generated code failed to start in two attempts: …": ("interrupted", 75),
     "the judge of the rewards at … cannot be used: …": ("engine_missing", 1),
     "the judge of the rewards at … stopped answering: …": ("interrupted", 75),
-    "the judge of the rewards at … rejects all of … requests: …": ("interrupted", 75),
-    "the judge of the rewards has used … tokens; the limit is … for … processes": ("budget", 75),
+    "the judge of the rewards at … rejects all … requests: …": ("interrupted", 75),
+    "the judge of the rewards has used … tokens; the limit is … for …": ("budget", 75),
     "fine_tuning.distillation.teacher: … has …; the loss compares the probabilities of equal tokens": (
         "configuration",
         2,
     ),
     "fine_tuning.base_model: … is a reward model, which does not predict tokens": ("configuration", 2),
-    "the model in … is a reward model, which scores answers and does not write any": ("usage", 2),
+    "the model in … is a reward model, which scores answers but does not generate text": ("usage", 2),
     "evaluation: the task … of kind … cannot measure a reward model, which neither answers nor predicts tokens": (
         "configuration",
         2,
@@ -1391,7 +1397,7 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
-    "… of … rewards of the reward model in … are not finite": ("training", 1),
+    "the reward model in … returns a non-finite reward for … of …": ("training", 1),
     "fine_tuning.initial_adapter: … is not a tuned model with an adapter": ("configuration", 2),
     "fine_tuning.initial_adapter: the base model of … has the digest …; expected that of fine_tuning.base_model, …": (
         "configuration",
@@ -1418,7 +1424,7 @@ MODEL_ERRORS = {
         "configuration",
         2,
     ),
-    "training does not fit into memory: … rows of … tokens require about … GB (…); each process has … GB": (
+    "training does not fit into memory: the estimate for … of … tokens is … GB (…); each process has … GB": (
         "configuration",
         2,
     ),
@@ -1462,7 +1468,7 @@ SIZING_ERRORS = {  # the tests are in test_sizing.py and test_cluster_size.py
     "--demand … requires the amount of data": ("usage", 2),
     "--demand and --model cannot be combined": ("usage", 2),
     "… requires --demand": ("usage", 2),
-    "--queue is '…'": ("usage", 2),
+    "--queue is '…'; expected …": ("usage", 2),
     "--nodes …: a training run needs … GPUs, but a node has …": ("usage", 2),
     "no cluster of up to … nodes meets the demand with a P90 wait of at most … hours": ("usage", 2),
     "--storage-node '…' is not a known storage node": ("usage", 2),
@@ -1501,8 +1507,8 @@ STORAGE_BENCHMARK_ERRORS = {  # the tests are in tests/pipelines/storage_benchma
     "a rank process ended with exit code …": ("failed", 1),
     "--workload '…' is neither a workload nor a file": ("usage", 2),
     "…: dataset.record_length is missing": ("configuration", 2),
-    "…: train.computation_time is …; expected seconds above 0, up to …": ("configuration", 2),
-    "… has too few steps per accelerator for … accelerators: …; the first … are not measured": ("usage", 2),
+    "…: train.computation_time is …; expected a number of seconds above 0 and at most …": ("configuration", 2),
+    "… has … per accelerator with …; expected more than …, because the warm-up is not measured": ("usage", 2),
     "the benchmark writes … GB; expected at most …% of the … GB free in …": ("usage", 2),
     "--requirement … is not the output of tuneline size --json": ("usage", 2),
     "--requirement … cannot be read: …": ("usage", 2),
@@ -1540,14 +1546,14 @@ GARBAGE_COLLECTION_ERRORS = {  # the tests are in tests/pipelines/garbage_collec
     "the workdir … does not exist": ("usage", 2),
     "the registry contains no model version, but the store … holds … artifacts": ("usage", 2),
     "the data repository … does not exist, but the store … holds … datasets": ("usage", 2),
-    "artifacts in the store … were built from revisions of …, which is not the configured data repository": (
+    "artifacts in the store … were built from revisions of another data repository than the configured one: …": (
         "usage",
         2,
     ),
     "--older-than … is not an age; expected a number with h, d or w": ("usage", 2),
     "--older-than … is too short to detect data in use; expected at least 1h": ("usage", 2),
     "--kind … does not exist": ("usage", 2),
-    "… is neither in the artifact store nor a run": ("usage", 2),
+    "… is neither an artifact in the store nor a run": ("usage", 2),
     "… is not pinned": ("usage", 2),
 }
 DEPLOYMENT_ERRORS = {  # the tests are in tests/pipelines/test_deployment.py
@@ -1556,7 +1562,7 @@ DEPLOYMENT_ERRORS = {  # the tests are in tests/pipelines/test_deployment.py
     "… serves …@…, not …@…": ("failed", 1),
     "the Triton server at … does not answer: …": ("engine_missing", 1),
     "'…' is not a valid model name for Triton": ("usage", 2),
-    "version … cannot be installed now; the installation will be retried: …": ("failed", 1),
+    "version … cannot be installed now; --watch retries the installation: …": ("failed", 1),
     "…@… no longer points to version …": ("failed", 1),
 }
 CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_commands.py

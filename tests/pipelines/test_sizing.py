@@ -318,7 +318,7 @@ def test_text_names_what_binds_formulas_and_assumptions(tmp_path: Path) -> None:
         (("--model", "lama-3-8b"), "is not a known model", "llama-3-8b"),
         (("--model", "9"), "is not between", "8b"),
         (("--precision", "fp8", "--gpu", "a100"), "a100 has no fp8 rate", "bf16"),
-        (("--stack", "fast"), "--stack is 'fast'", "standard or tuned"),
+        (("--stack", "fast"), "--stack is 'fast'; expected standard or tuned", "--stack standard"),
         (("--objective", "ppo"), "--objective is 'ppo'", "grpo or rloo"),
         (("--adaptation", "lorra"), "fine_tuning.adaptation: found 'lorra'", "configuration.md"),
         (("--gpu", "h200:8", "--global-batch", "4"), "--global-batch 4 is too small", "--global-batch 8"),

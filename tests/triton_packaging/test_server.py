@@ -177,7 +177,7 @@ def test_request_without_max_tokens_uses_the_default(generate: Generate) -> None
         ({"text_input": "a" * 140_000}, "characters; at most"),
         ({"text_input": "a", "max_tokens": 0}, "max_tokens is 0; it must be from 1 to 1000"),
         ({"text_input": "a", "max_tokens": 1001}, "max_tokens is 1001; it must be from 1 to 1000"),
-        ({"text_input": "6" * 2000, "max_tokens": 64}, "exceed the model's context of 2048 tokens"),
+        ({"text_input": "6" * 2000, "max_tokens": 64}, "exceeds the model's context of 2048 tokens"),
         ({"text_input": "a", "temperature": -0.5}, "temperature is -0.5; it must be from 0 to 10"),
         ({"text_input": "a", "top_p": 0.0}, "top_p is 0"),
         ({"text_input": "a", "top_p": 1.5}, "top_p is 1.5"),

@@ -226,10 +226,10 @@ def test_numeric_parameters_may_be_strings(server: Server, base_model: LoadableM
     [
         ("1/model.json", r"model\.json is missing"),
         ("1/multi_lora.json", r"multi_lora\.json is missing: model\.json enables LoRA"),
-        ("1/weights", r"model of model\.json not found: two/1/weights, relative to"),
+        ("1/weights", r"the model in model\.json was not found: two/1/weights, relative to"),
         (
             "1/adapters/ot.her/adapter_config.json",
-            r"adapter ot\.her not found in two/1/adapters/ot\.her, relative to",
+            r"adapter ot\.her was not found in two/1/adapters/ot\.her, relative to",
         ),
     ],
 )

@@ -321,7 +321,7 @@ def read_manifest(folder: Path, *kinds: str) -> Manifest:
     if not path.exists():
         raise ArtifactDamagedError(
             f"{folder} has no {MANIFEST_FILENAME}: the artifact is unfinished, or the folder contains no artifact",
-            hint=f"{_describe_creation(kinds)}Rerun an interrupted step; the step resumes.",
+            hint=f"{_describe_creation(kinds)}If the step was interrupted, rerun it to resume.",
         )
     try:
         return parse_manifest(filesystem.read_bytes(path))

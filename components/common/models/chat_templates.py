@@ -158,7 +158,7 @@ def render_conversation(tokenizer: Any, messages: Sequence[Message], tools: Any 
     hint = "Curate rows that the template accepts, or set another chat template in the tokenizer."
     if needs_tools and not tool_messages.has_tool_template(tokenizer):
         messages, tools = tool_messages.describe_tools(messages, tools), None
-        hint = f"The template does not support tools; a system message describes them. {hint}"
+        hint = f"The template does not support tools, so a system message describes the tools. {hint}"
     try:
         return str(
             tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt)
@@ -223,7 +223,8 @@ def _render_after_mark(tokenizer: Any, messages: Sequence[Message], tools: Any, 
     if not found:
         raise InputError(
             "the model's chat template omits the text of messages",
-            hint="Set a chat template in the tokenizer that accepts text, instead of a list of parts, as content.",
+            hint="Set a chat template in the tokenizer that accepts the content of a message as text, not only as a "
+            "list.",
         )
     return after
 

@@ -155,7 +155,7 @@ def check_licence(offer: SourceContent, accepted_by: str | None, known: Artifact
         location = offer.licence.link or (f"in {offer.folder}" if offer.folder else f"of {offer.source}")
         raise UsageError(
             f"cannot import {offer.source}: its licence ({offer.licence.title}) requires acceptance",
-            hint=f"Accept the licence {location} with --accept-license and --by NAME.",
+            hint=f"Add --accept-license --by NAME to accept the licence {location}.",
         )
 
 

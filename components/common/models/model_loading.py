@@ -69,8 +69,8 @@ MAX_FILE_BYTES = (
     (re.compile(r"tokenizer.*|vocab.*|merges\.txt|.*\.json|.*\.model|.*\.tiktoken"), 100_000_000),
 )
 SOURCES_HINT = (
-    f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout or of a tuned model, store:<sha256>, or "
-    "hf://org/name@revision."
+    f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout, the folder of a tuned model, store:<sha256>, "
+    "or hf://org/name@revision."
 )
 # Output layers for tokens in weight files; transformers renames that of GPT-NeoX only for causal language modeling.
 OUTPUT_LAYERS = ("lm_head.", "embed_out.")
@@ -698,7 +698,7 @@ def open_model_artifact(
     """
     if artifact.manifest.kind == artifact_folder.REWARD_MODEL and not accepts_reward_models:
         raise UsageError(
-            f"the model in {artifact.path} is a reward model, which scores answers and does not write any",
+            f"the model in {artifact.path} is a reward model, which scores answers but does not generate text",
             hint="Choose a model that was trained with an objective other than reward.",
         )
     base_input = get_base_input(artifact)

@@ -138,7 +138,9 @@ def _tokenize_runs(folder: Path) -> None:
         try:
             tokenizer.encode(text, add_special_tokens=False)
         except BaseException as error:  # PanicException, for example at the limit of backtracking steps
-            raise _LimitError(f"fails for {RUN_CHARACTERS:,} characters {run!r}: {error}") from None
+            raise _LimitError(
+                f"fails for a text of {RUN_CHARACTERS:,} characters that repeats {run!r}: {error}"
+            ) from None
 
 
 if __name__ == "__main__":

@@ -16,15 +16,16 @@ class NamesConfig(BaseModel):
 
     model: str = Field(
         "",
-        description="Absolute path of the local folder of a spaCy model. The search processes about 20 rows per "
-        "CPU-second; without it, curation processes thousands. Empty: no search for names.",
+        description="Absolute path of the local folder of a spaCy model. With the search for names, curation "
+        "processes about 20 rows per CPU-second instead of thousands. Empty: no search for names.",
     )
     language: str = Field("en", min_length=2, description="Two-letter code of the model's language.")
     person: Action = Field(
         "keep",
-        description="Action on names of people. keep: count them only; most are public figures, and models make errors.",
+        description="Action on names of people. keep: only count the names. Most people named in text are public "
+        "figures, and the model makes errors.",
     )
-    location: Action = Field("keep", description="Action on names of places. keep: count them only.")
+    location: Action = Field("keep", description="Action on names of places. keep: only count the names.")
 
     @model_validator(mode="after")
     def _check_model(self) -> NamesConfig:

@@ -20,7 +20,7 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 STARTUP_SECONDS = 20  # of the isolation, on a busy machine
 WALL_SECONDS_PER_CPU_SECOND, WALL_SECONDS = 2, 2  # for a program that sleeps
 MAX_RESULT_BYTES, MAX_ERROR_BYTES = 4096, 300
-HINT = "Train on Linux 5.12 or later where processes may create user namespaces, or remove the reward unit_tests."
+HINT = "Train on Linux 5.12 or later with user namespaces enabled, or remove the reward unit_tests."
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def format_database_warning(tracking_uri: str, mountinfo: str | None = None) -> 
     if mount.kind not in NETWORK_FILESYSTEMS + BUCKET_FILESYSTEMS:
         return ""
     return (
-        f"the MLflow database {path} is an SQLite file on {mount.kind} ({mount.source}): if two hosts use it at once, "
-        "they can damage it. Use an MLflow server (--tracking-uri, or mlflow.tracking_uri in platform.yaml), or a workdir "
-        "on a local disk"
+        f"the MLflow database {path} is an SQLite file on {mount.kind} ({mount.source}). Two hosts that use the "
+        "database at the same time can damage it. Use an MLflow server (--tracking-uri, or mlflow.tracking_uri in "
+        "platform.yaml), or a workdir on a local disk"
     )

@@ -220,7 +220,7 @@ def handle_stop_signals(stop_requested: threading.Event, announcement: str = "")
         is_first = not stop_requested.is_set()
         stop_requested.set()
         if announcement and is_first:
-            again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+            again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
             with suppress(OSError):  # nobody reads, or the disk is full
                 os.write(2, f"{announcement}{again}\n".encode())  # a handler may interrupt a write to sys.stderr
 

@@ -146,7 +146,7 @@ def _get_copies_folder(address: str) -> Path:
     if not object_storage.S3_ADDRESS_PATTERN.fullmatch(address):
         raise ConfigurationError(
             f"TUNELINE_STORE is {re.sub('//.*@', '//…@', address)}; expected a folder or s3://bucket/prefix",
-            hint="Set TUNELINE_STORE to a folder or s3://bucket/prefix, and keys and endpoint in AWS_* variables.",
+            hint="Set TUNELINE_STORE to a folder or s3://bucket/prefix, and the S3 keys and endpoint in AWS_* variables.",
         )
     name = address.rstrip("/").removeprefix(object_storage.S3_SCHEME)
     readable = re.sub("[^a-z0-9.]+", "-", name.lower())[:60]

@@ -75,7 +75,8 @@ def upload_artifact(address: str, artifact: Artifact, reporter: Reporter) -> Non
                 return
         time.sleep(POLL_INTERVAL_SECONDS)
     raise ArtifactDamagedError(
-        f"the files in {artifact.path} differ from {artifact_folder.MANIFEST_FILENAME}; not uploaded to {home}",
+        f"the files in {artifact.path} differ from {artifact_folder.MANIFEST_FILENAME}; the artifact was not "
+        f"uploaded to {home}",
         hint=f"Delete {artifact.path}; the next run of the step creates the artifact again.",
     )
 
@@ -150,7 +151,7 @@ def parse_manifest(address: str, sha256: str, content: bytes) -> Manifest:
     except (ValueError, ValidationError):
         raise _damaged_error(home, f"{artifact_folder.MANIFEST_FILENAME} is not a valid manifest") from None
     if any(Path(file.path).is_absolute() or ".." in Path(file.path).parts for file in manifest.files):
-        raise _damaged_error(home, f"{artifact_folder.MANIFEST_FILENAME} lists a file outside of the artifact")
+        raise _damaged_error(home, f"{artifact_folder.MANIFEST_FILENAME} lists a file outside the artifact")
     if not sha256 == manifest.content_sha256 == manifest.compute_payload_sha256():
         raise _damaged_error(home, f"{artifact_folder.MANIFEST_FILENAME} belongs to another artifact")
     return manifest

@@ -138,7 +138,7 @@ def find_kind(request: TableRequest) -> DatabaseKind:
     """
     kind, settings = check_request(request), request.settings
     if settings.query and (problem := sql_text.find_problem(settings.query)):
-        raise request.error(problem, "Set query to one SELECT statement; tuneline only reads.")
+        raise request.error(problem, "Set query to one SELECT statement; tuneline does not write to databases.")
     if kind.module and importlib.util.find_spec(kind.module) is None:
         raise EngineMissingError(
             f"{SOURCES_KEY}: {request.address!r} requires the package {kind.distribution}, which is not installed",
@@ -151,5 +151,5 @@ def _suggest_table(kind: DatabaseKind, request: TableRequest) -> str:
     """Return the hint for a source without a table, with the names of the tables if a file lists them."""
     tables = kind.list_tables(request) if kind.list_tables else []
     entry = f"{{path: {request.address}, table: {tables[0] if tables else 'NAME'}}}"
-    named = f" Its tables are: {', '.join(tables)}." if tables else ""
+    named = f" Available tables: {', '.join(tables)}." if tables else ""
     return f"Set table, or query: SELECT …, in the configuration, as in data_curation.sources: [{entry}].{named}"

@@ -22,6 +22,6 @@ def interrupting_after(seconds: float, interrupt: Callable[[], None]) -> Iterato
 def describe_timeout(seconds: float) -> tuple[str, str]:
     """Return the problem and the hint for a query that took too long."""
     return (
-        f"did not complete the query within {seconds:g} seconds (timeout_seconds)",
+        f"did not complete the query within {seconds:g} {'second' if seconds == 1 else 'seconds'} (timeout_seconds)",
         "Raise timeout_seconds, or create an index on the columns of order_by.",
     )

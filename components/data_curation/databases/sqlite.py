@@ -144,11 +144,13 @@ def describe_error(request: TableRequest, text: str) -> tuple[str, str]:
         return f"is not an intact SQLite database: {text}", "Check the file with: sqlite3 FILE 'PRAGMA integrity_check'"
     if "locked" in text:
         return (
-            f"is locked by another process for more than {LOCK_TIMEOUT_SECONDS:g} seconds",
+            f"has been locked by another process for more than {LOCK_TIMEOUT_SECONDS:g} seconds",
             "Rerun the command later.",
         )
     if "no such table" in text:
-        return f"rejected the query: {text}", f"Its tables are: {', '.join(list_tables(request)) or 'none'}."
+        tables = ", ".join(list_tables(request))
+        hint = f"Use one of the file's tables: {tables}." if tables else "Use a file that contains tables."
+        return f"rejected the query: {text}", hint
     if "decode" in text:
         return f"contains text that is not UTF-8: {text}", "Convert the column in the query: SELECT hex(column)."
     if "unable to open" in text:

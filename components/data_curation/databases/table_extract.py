@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import TunelineError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
@@ -75,7 +76,7 @@ def extract_table(
         key = _compute_key(request, table)
         if key and (sha256 := artifact_store.find_by_key(store, EXTRACT_KIND, key, use=scratch is None)):
             extract = artifact_store.load_artifact(store, sha256, EXTRACT_KIND, reporter=reporter)
-            reporter.note(f"{describe_extract(extract)}; unchanged, not read again")
+            reporter.note(f"{describe_extract(extract)}; the stored rows are reused because the data is unchanged")
             return extract
         if scratch is not None:
             folder = scratch / hashing.digest([request.address, describe_request(request)])[:16]
@@ -199,7 +200,9 @@ class _RowCounter:
         self.bytes += batch.nbytes
         settings, hint = self.request.settings, "Select fewer rows with query, or raise"
         if self.rows > settings.max_rows:
-            raise self.request.error(f"has more than {settings.max_rows:,} rows (max_rows)", f"{hint} max_rows.")
+            raise self.request.error(
+                f"has more than {format_count(settings.max_rows, 'row')} (max_rows)", f"{hint} max_rows."
+            )
         if self.bytes > settings.max_bytes:
             raise self.request.error(
                 f"has more than {settings.max_bytes:,} bytes of rows (max_bytes)", f"{hint} max_bytes."
@@ -328,7 +331,8 @@ def _find_columns(request: TableRequest, schema: pyarrow.Schema) -> list[str]:
     for name in request.settings.order_by:
         column = name if name in schema.names else folded.get(name.lower())
         if column is None:  # SQLite sorts by an unknown name as by a constant text
-            raise request.error(f"has no column {name!r} for order_by", f"Its columns are: {', '.join(schema.names)}.")
+            hint = f"Set order_by to existing columns: {', '.join(schema.names)}."
+            raise request.error(f"has no column {name!r} for order_by", hint)
         columns.append(column)
     return columns
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from components.common.runtime.counts import format_count
 from components.data_curation.config import InstructionConfig
 from components.data_curation.filters.filter_family import FilterFamily
 from components.data_curation.filters.measured_row import MeasuredRow
@@ -128,7 +129,7 @@ def reject_boilerplate_refusal(row: MeasuredRow, config: InstructionConfig) -> s
         refusals += match is not None and not HELP_PATTERN.search(answer, match.end())
     if not refusals or 2 * refusals < len(row.answers):
         return None
-    return f"{refusals} of {len(row.answers)} answers are boilerplate refusals"
+    return f"boilerplate refusals in {refusals} of {format_count(len(row.answers), 'answer')}"
 
 
 @CONVERSATION_FILTERS.register("cut_answer", "cut_answers")

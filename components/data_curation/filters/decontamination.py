@@ -139,14 +139,14 @@ class EvaluationIndex:
                 )
             if first:
                 count = unreadable[name]
-                problem = f"{count:,} records are unreadable, the first" if count > 1 else "1 record is unreadable:"
+                problem = f"{count:,} records are unreadable; the first is" if count > 1 else "1 record is unreadable:"
                 reporter.note(f"evaluation set {name}: {problem} {first}")
         index = builder.build({name: unreadable[name] for name in builder.items})
         for name, counts in index.sets.items():
             if counts["unsearchable"]:
                 reporter.note(
-                    f"evaluation set {name}: {counts['unsearchable']:,} of {format_count(counts['items'], 'item')} cannot be found by "
-                    "a question that is too short, is a common phrase or contains only numbers and single letters"
+                    f"evaluation set {name}: the question of {counts['unsearchable']:,} of {format_count(counts['items'], 'item')} "
+                    "cannot be searched for: it is too short, is a common phrase, or contains only numbers and single letters"
                 )
         return index
 

@@ -64,5 +64,5 @@ NEAR_DUPLICATE = register_reason("near_duplicate", DUPLICATE_GROUP, "is nearly e
 NEAR_DUPLICATE_ACROSS_SPLITS = register_reason(
     "near_duplicate_across_splits", DUPLICATE_GROUP, "is similar to published rows of two splits"
 )
-SEMANTIC_DUPLICATE = register_reason("semantic_duplicate", DUPLICATE_GROUP, "means nearly the same as a kept row")
+SEMANTIC_DUPLICATE = register_reason("semantic_duplicate", DUPLICATE_GROUP, "has nearly the same meaning as a kept row")
 LOW_QUALITY_SCORE = register_reason("low_quality_score", "quality scores")

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, pairwise
 
+from components.common.runtime.counts import format_count
 from components.data_curation.config import QualityConfig
 from components.data_curation.filters.filter_family import FilterFamily
 from components.data_curation.filters.measured_row import MeasuredRow, count_repeats
@@ -58,7 +59,7 @@ def reject_word_count(row: MeasuredRow, config: QualityConfig) -> str | None:
     count = len(row.words)
     if not row.has_spaced_words or config.min_words <= count <= config.max_words:
         return None
-    return f"{count:,} words; expected {config.min_words:,} to {config.max_words:,}"
+    return f"{format_count(count, 'word')}; expected {config.min_words:,} to {config.max_words:,}"
 
 
 @WEB_HEURISTICS.register("gopher_mean_word_length", "gopher")
@@ -159,7 +160,7 @@ def reject_sentences(row: MeasuredRow, config: QualityConfig) -> str | None:
     if count >= config.min_sentences:
         return None
     lines = f"the {len(counted)} of {len(row.lines)} lines that C4 keeps"
-    return f"{count} sentences in {lines}; expected at least {config.min_sentences}"
+    return f"{format_count(count, 'sentence')} in {lines}; expected at least {config.min_sentences}"
 
 
 # --- FineWeb ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from components.common import personal_data
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter
 from components.data_curation import text_normalization
@@ -89,13 +90,14 @@ class QualityClassifier:
             "bad": _read_examples("bad", bad, config, notes),
         }
         if shared := texts["good"].keys() & texts["bad"].keys():
-            notes.append(f"{len(shared):,} examples are both good and bad and are ignored")
+            shared_examples = format_count(len(shared), "example that is", "examples that are")
+            notes.append(f"ignored {shared_examples} both good and bad")
         chosen: list[list[str]] = []
         for label, by_digest in texts.items():
             digests = sorted(by_digest.keys() - shared)
             if len(digests) < MIN_EXAMPLES:
                 raise InputError(
-                    f"{KEY}.{label} contains {len(digests)} different rows; expected at least {MIN_EXAMPLES}"
+                    f"{KEY}.{label} contains {format_count(len(digests), 'different row')}; expected at least {MIN_EXAMPLES}"
                     + (f" ({notes[0]})" if notes else ""),
                     hint=f"Add examples to the files of {KEY}.{label}, or remove the section classifier.",
                 )
@@ -169,8 +171,8 @@ def _read_examples(
                 if len(texts) > 2 * MAX_EXAMPLES:  # one more than MAX_EXAMPLES shows that some are left out
                     texts = {digest: texts[digest] for digest in nsmallest(MAX_EXAMPLES + 1, texts)}
     if unreadable:
-        verb = "is" if unreadable == 1 else "are"
-        notes.append(f"{unreadable:,} of the {label} examples {verb} unreadable, the first {first}")
+        problem = "is unreadable:" if unreadable == 1 else "are unreadable; the first is"
+        notes.append(f"{unreadable:,} of the {label} examples {problem} {first}")
     return texts
 
 

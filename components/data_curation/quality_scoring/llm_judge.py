@@ -21,6 +21,7 @@ from typing import Any
 from components.common import personal_data
 from components.common.answer_metrics.judge_scores import MAX_SCORE, MIN_SCORE
 from components.common.artifacts import hashing
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EngineMissingError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.quality_scoring.judge_client import (
@@ -145,7 +146,7 @@ class LanguageModelJudge:
         scores: np.ndarray = np.full(len(rows.is_kept), np.nan)
         chosen = choose_rows(rows, settings.max_rows)
         total = len(chosen) if chosen is not None else rows.count
-        reporter.note(f"judge: the texts of up to {total:,} rows are sent to {settings.url}")
+        reporter.note(f"judge: sending the texts of up to {format_count(total, 'row')} to {settings.url}")
         judged, reasons = 0, Counter[str]()
         with AnswerCache(self.state, self.client.prompt_digest) as cache:
             for row, score, reason in self._judge(_iterate_texts(rows, chosen), cache):
@@ -158,15 +159,14 @@ class LanguageModelJudge:
         failed = reasons.total()
         if failed > judged * MAX_UNSCORED_SHARE:
             raise EngineMissingError(
-                f"the judge at {settings.url} returned no score for {failed:,} of {judged:,} rows; first reason: "
+                f"the judge at {settings.url} returned no score for {failed:,} of {format_count(judged, 'row')}; first reason: "
                 f"{next(iter(reasons))}",
                 hint=f"Use a model that answers in JSON, check {KEY}.criteria, or raise {KEY}.timeout_seconds.",
             )
         notes = []
         if failed:
-            notes.append(
-                f"the judge returned no score for {failed:,} rows, which are kept; first reason: {next(iter(reasons))}"
-            )
+            kept = format_count(failed, "row, which is kept", "rows, which are kept")
+            notes.append(f"the judge returned no score for {kept}; first reason: {next(iter(reasons))}")
             reporter.note(notes[0])
         return ScorerResult(scores, {"judged_rows": judged, "failed_rows": failed}, notes)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.models import model_loading
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EngineMissingError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.quality_scoring.scorer_interface import KeptRows, ScorerResult
@@ -52,7 +53,7 @@ class PerplexityScorer:
     @property
     def description(self) -> str:
         """The meaning of the score."""
-        return f"perplexity under {self.model.name}; a lower value is more fluent"
+        return f"perplexity under {self.model.name}; lower values mean more fluent text"
 
     @staticmethod
     def open(settings: PerplexitySettings, sha256: str, reporter: Reporter) -> PerplexityScorer:
@@ -117,7 +118,7 @@ class PerplexityScorer:
             compute_losses(model, [sample[number] for number in numbers])
         rate = len(sample) / max(time.monotonic() - begin, 1e-6)
         seconds = total / rate
-        duration = f"{seconds / 60:,.0f} minutes" if seconds > 120 else f"{seconds:,.0f} seconds"
+        duration = f"{seconds / 60:,.0f} minutes" if seconds > 120 else format_count(round(seconds), "second")
         reporter.note(f"perplexity: {total:,} rows take about {duration} ({rate:,.1f} rows per second)")
 
 

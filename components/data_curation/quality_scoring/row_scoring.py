@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.reporters import Reporter
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.reject_reasons import LOW_QUALITY_SCORE, Rejection
@@ -123,7 +124,7 @@ def score_rows(
         dropped = (
             f"{len(rejections):,} rejected" if (scorer.minimum, scorer.maximum) != (None, None) else "no threshold"
         )
-        reporter.note(f"quality scores, {scorer.name}: {int(is_scored.sum()):,} rows scored, {dropped}")
+        reporter.note(f"quality scores, {scorer.name}: {format_count(int(is_scored.sum()), 'row')} scored, {dropped}")
     return verdicts, result
 
 

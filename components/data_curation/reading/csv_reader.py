@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from components.common.runtime.counts import format_count
 from components.data_curation.reading.file_lines import FileContent, MissingLine, read_lines
 from components.data_curation.reading.raw_records import (
     Record,
@@ -54,7 +55,11 @@ def read_csv(
         yield UnreadableRecord(content.file, header.first, reason)
         return
     for row in rows:
-        width = f"{len(row.cells)} fields; the header has {len(names)}" if len(row.cells) != len(names) else ""
+        width = (
+            f"{format_count(len(row.cells), 'field')}; the header has {len(names)}"
+            if len(row.cells) != len(names)
+            else ""
+        )
         if reason := row.reason or _check_utf8(row.cells) or width:
             lines = f"lines {row.first} to {row.last}: " if row.last > row.first else ""
             yield UnreadableRecord(content.file, row.first, lines + reason)

@@ -91,8 +91,8 @@ def _check_directory(members: Sequence[zipfile.ZipInfo], settings: ExtractionSet
     for member in members:
         if member.file_size > max(RATIO_MEMBER_BYTES, MAX_COMPRESSION_RATIO * member.compress_size):
             raise UnreadableDocumentError(
-                f"{member.file_size:,} bytes from {member.compress_size:,} compressed bytes; the limit is "
-                f"{MAX_COMPRESSION_RATIO} times"
+                f"{member.file_size:,} bytes after decompression, {member.compress_size:,} bytes before; the maximum ratio "
+                f"is {MAX_COMPRESSION_RATIO}"
             )
     if any(member.flag_bits & 1 for member in members) or "META-INF/rights.xml" in names:
         raise UnreadableDocumentError(ENCRYPTED_MESSAGE)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from components.common.runtime import process_control
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EngineMissingError
 from components.data_curation.reading.document_blocks import PART_TYPES, Part, UnreadablePart
 from components.data_curation.reading.extraction_limits import UNREADABLE_EXIT_CODE, ExtractionSettings
@@ -131,7 +132,7 @@ def describe_exit(code: int, settings: ExtractionSettings) -> str:
         return "the text extraction was killed; the memory of this machine or container may be exhausted"
     if -code in (signal.SIGALRM, signal.SIGXCPU):
         return (
-            f"the text extraction did not end within {settings.timeout_seconds:,} seconds "
+            f"the text extraction did not end within {format_count(settings.timeout_seconds, 'second')} "
             "(data_curation.documents.timeout_seconds)"
         )
     return f"the text extraction crashed ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"

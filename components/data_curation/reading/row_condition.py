@@ -48,7 +48,7 @@ class RowCondition:
                 if not name or name in self.columns or len(self.columns) == MAX_CONDITION_COLUMNS:
                     problem = str(error).partition("\n)")[0]  # without the statement around the expression
                     column, _, key = name.partition(".")
-                    example = f"; a key of a nested column is json_extract({column}, '$.{key}')" if key else ""
+                    example = f"; for a key of a nested column, use json_extract({column}, '$.{key}')" if key else ""
                     raise ValueError(f"{expression!r} is not an SQL condition: {problem}{example}") from None
                 self.columns.append(name)
             else:
@@ -79,7 +79,7 @@ class RowCondition:
         statement = f"SELECT CASE WHEN ({self.expression}\n) THEN 1 ELSE 0 END {source}"
         rows = self._connection.execute(statement).fetchall()
         if len(rows) != 1:
-            raise ValueError("expected an expression with one value")
+            raise ValueError("expected an expression that returns one value")
         return bool(rows[0][0])
 
     def _create_table(self, names: list[str]) -> None:

@@ -109,7 +109,7 @@ def _load_token_counter(base_model: str) -> tuple[Callable[[str], int], str, str
             problem = f"the tokenizer.json of {base_model} is not on this machine"
         except (TunelineError, OSError, ValueError) as error:
             problem = error.message if isinstance(error, TunelineError) else str(error)
-    note = f"documents are split with an estimate of {CHARACTERS_PER_TOKEN} characters per token: {problem}"
+    note = f"chunk lengths are estimated at {CHARACTERS_PER_TOKEN} characters per token: {problem}"
     return lambda text: -(-len(text) // CHARACTERS_PER_TOKEN), "", note
 
 

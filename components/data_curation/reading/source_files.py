@@ -14,6 +14,7 @@ from pathlib import Path
 
 from components.common.artifacts import hashing
 from components.common.runtime import url_credentials
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
 from components.data_curation.reading import remote_files
 from components.data_curation.reading.document_extractors import BINARY_EXTRACTORS
@@ -86,7 +87,7 @@ def _check_settings(pattern: str, settings: SourceSettings, locations: Sequence[
             raise _source_error(
                 pattern,
                 f"has the setting {name}, which applies to {', '.join(sorted(allowed))}",
-                f"Remove {name} from this source, or give it a file with one of these suffixes.",
+                f"Remove {name} from this source, or set its path to a file with one of these suffixes.",
             )
 
 
@@ -268,8 +269,12 @@ def describe_skipped_files(entries: Sequence[SourceEntry], base: Path) -> str:
         return ""
     by_count = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{suffix or 'no suffix'} ({count:,})" for suffix, count in by_count[:MAX_SUFFIXES])
-    rest = f" and {len(skipped) - MAX_SUFFIXES} more suffixes" if len(skipped) > MAX_SUFFIXES else ""
-    return f"files in source folders that are not read, by suffix: {listed}{rest}"
+    rest = (
+        f" and {format_count(len(skipped) - MAX_SUFFIXES, 'more suffix', 'more suffixes')}"
+        if len(skipped) > MAX_SUFFIXES
+        else ""
+    )
+    return f"skipped files with unsupported suffixes in source folders: {listed}{rest}"
 
 
 def _digest_source(location: FileLocation, pattern: str) -> Source:

@@ -39,7 +39,7 @@ ANSWER_TARGETS = ("completion", "chosen", "rejected")
 
 
 class SourceSettings(BaseModel):
-    """How the files of a source are read. Empty values: recognize the layout and the columns of each file."""
+    """Settings for reading the files of a source. Empty values: recognize the layout and the columns of each file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,13 +51,13 @@ class SourceSettings(BaseModel):
         exclude_if=operator.not_,
         description="Columns (keys of records) by their role: prompt, context, system, completion, messages, tools, chosen, "
         "rejected, label, text, id or source. customer.name is the key name in the nested column customer. Other columns "
-        "become meta.",
+        "are stored in meta.",
     )
     template: str = Field(
         "",
         exclude_if=operator.not_,
-        description="Text with {column} for values of columns: the prompt, or the text of rows without an answer. "
-        "{{ and }} are braces.",
+        description="Template of the prompt, or of the text of rows without an answer. {column} inserts the value of a "
+        "column. Write {{ and }} for braces.",
     )
     where: str = Field(
         "",

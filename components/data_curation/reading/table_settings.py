@@ -16,7 +16,7 @@ def is_query_file(query: str) -> bool:
 
 
 class TableSettings(BaseModel):
-    """What to read from a database, and its limits."""
+    """Rows to read from a database, and their limits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -77,8 +77,8 @@ class Generation(AnswerSettings, FewShotSettings):
     )
     system: str = Field(
         "",
-        description="System message for prompts without a system message. Without a chat template, it is the text "
-        "before the prompt. Empty: no system message.",
+        description="System message for prompts without a system message. Without a chat template, the message "
+        "precedes the prompt. Empty: no system message.",
     )
     stop: list[str] = Field([], description="Stop strings. A stop string ends an answer and is removed from it.")
     temperature: float = Field(
@@ -93,7 +93,7 @@ class Generation(AnswerSettings, FewShotSettings):
         gt=0,
         le=1,
         exclude_if=(1.0).__eq__,
-        description="Nucleus sampling: tokens are drawn from the most likely tokens whose probabilities add up to this "
+        description="Nucleus sampling: sample only from the most likely tokens whose probabilities add up to this "
         "share. 1: all tokens.",
     )
     samples: int = Field(
@@ -106,8 +106,8 @@ class Generation(AnswerSettings, FewShotSettings):
     pass_at: list[Annotated[int, Field(ge=1)]] = Field(
         [],
         exclude_if=operator.not_,
-        description="Numbers k for which the metrics NAME_pass_at_k are reported: the probability that one of k "
-        "answers is correct, for each binary metric. Empty: 1 and samples, if samples exceeds 1.",
+        description="Values of k for the metrics NAME_pass_at_k: for each binary metric, the probability that at least "
+        "one of k sampled answers is correct. Empty: 1 and samples, if samples exceeds 1.",
     )
     seed: int | None = Field(
         None,
@@ -118,7 +118,8 @@ class Generation(AnswerSettings, FewShotSettings):
     store_texts: bool = Field(
         True,
         exclude_if=operator.truth,
-        description="Store prompts, references and answers. false: only scores, for texts that may have to be erased.",
+        description="Store prompts, references and answers. false: store only scores, for texts that may have to be "
+        "erased.",
     )
     json_schema: str = Field("", description="File with the JSON Schema for the metric json_schema. Empty: no schema.")
 
@@ -146,19 +147,20 @@ class Generation(AnswerSettings, FewShotSettings):
             )
         if self.pass_at and (self.samples == 1 or max(self.pass_at) > self.samples):
             raise ValueError(
-                f"pass_at is {self.pass_at}, and samples is {self.samples}; expected at least 2 samples, and numbers up "
-                "to samples"
+                f"pass_at is {self.pass_at}, and samples is {self.samples}; expected at least 2 samples, and numbers "
+                "from 1 to samples in pass_at"
             )
         if self.samples > 1 and not self.store_texts:
             raise ValueError(
-                f"store_texts is false, and samples is {self.samples}; expected 1, because the scores are verified with "
-                "the sampled answers"
+                f"store_texts is false, and samples is {self.samples}; expected samples 1, because only stored answers "
+                "can verify the scores of several samples"
             )
         if len(set(self.pass_at)) < len(self.pass_at):
             raise ValueError(f"pass_at is {self.pass_at}; expected distinct numbers")
         if self.pass_at and not any(GENERATION_METRICS[name].is_binary for name in self.metrics):
             raise ValueError(
-                f"pass_at is {self.pass_at}, and metrics is {self.metrics}; expected a binary metric (right or wrong)"
+                f"pass_at is {self.pass_at}, and metrics is {self.metrics}; expected at least one binary metric, "
+                "such as exact_match"
             )
         return self
 

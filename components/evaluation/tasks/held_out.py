@@ -37,12 +37,13 @@ class HeldOut(TaskSettings):
     generations: int = Field(
         4,
         ge=0,
-        description="Number of test rows to answer (greedily) for the comparison. Default: evaluation.generations.",
+        description="Number of test rows to answer, with greedy decoding, for the side-by-side comparison. Default: "
+        "evaluation.generations.",
     )
     generation_tokens: int = Field(
         48,
         ge=1,
-        description="Maximum length in tokens of the answers for the comparison. "
+        description="Maximum answer length, in tokens, in the side-by-side comparison. "
         "Default: evaluation.generation_tokens.",
     )
 
@@ -104,8 +105,10 @@ class HeldOutTask(Task[HeldOut]):
                 source = record.get_optional("source")
                 items.append(Item(record.id, prompt, reference, source, str(category), len(ids), request))
         if left_out := len(rows) - len(items):
-            have = f"of {len(rows)} test rows {'has' if left_out == 1 else 'have'}"
-            context.reporter.note(f"{left_out} {have} no answer within {context.max_length} tokens")
+            rows_without_answer = f"{left_out:,} of {format_count(len(rows), 'test row')}"
+            context.reporter.note(
+                f"left out {rows_without_answer}, for lack of an answer within {context.max_length:,} tokens"
+            )
         if len(items) < 2:
             raise InputError(
                 f"the test split of {dataset.path} has {format_count(len(items), 'row')} with an answer; expected at least 2",

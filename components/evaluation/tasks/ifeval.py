@@ -31,11 +31,11 @@ class IFEval(TaskSettings):
     metrics: list[IFEvalMetric] = Field(
         list(get_args(IFEvalMetric)),
         min_length=1,
-        description="Metrics per prompt (all its instructions) or per instruction; "
-        "strict, or loose (without markup, first or last line).",
+        description="Metrics. prompt_level: share of prompts whose instructions are all followed; inst_level: share of "
+        "followed instructions. strict: check the answer as written; loose: also without markup, first or last line.",
     )
     chat: bool = Field(True, description="Apply the model's chat template. false: send the raw prompt.")
-    max_new_tokens: int = Field(1280, ge=1, description="Maximum answer length in tokens. IFEval uses 1280.")
+    max_new_tokens: int = Field(1280, ge=1, description="Maximum answer length in tokens. IFEval uses 1,280.")
 
 
 class IFEvalTask(Task[IFEval]):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import chat_templates, conversation_rows
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter
 from components.evaluation.task_interface import Continuation, Item, Request, TaskContext
@@ -73,7 +74,8 @@ def read_examples(settings: FewShotSettings) -> list[Record]:
     records = record_files.read_records(settings.examples, "examples")[: settings.shots]
     if len(records) < settings.shots:
         raise InputError(
-            f"{settings.examples} has {len(records)} rows; expected at least {settings.shots}, as in shots",
+            f"{settings.examples} has {format_count(len(records), 'row')}; expected at least {settings.shots}, as in "
+            "shots",
             hint="Lower shots, or add rows to the file.",
         )
     return records
@@ -223,7 +225,8 @@ def check_prompt_room(limit: int | None, new_tokens: int, setting: str = "max_ne
     """
     if limit is not None and limit - new_tokens < 1:
         raise InputError(
-            f"the model's context length is {limit} tokens; an answer of {new_tokens} leaves no room for a prompt",
+            f"the model's context length is {limit:,} tokens; an answer of {new_tokens:,} tokens leaves no room for "
+            "a prompt",
             hint=f"Lower {setting}.",
         )
 

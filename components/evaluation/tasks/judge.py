@@ -59,7 +59,7 @@ class Judge(PromptSettings):
     kind: Literal["judge"] = "judge"
     data: str = Field(
         "",
-        description="File of rows with prompt or messages, and a reference for against: reference. "
+        description="File of rows with prompt or messages, and a reference if against is reference. "
         "Empty: the dataset's test split.",
     )
     reference_field: str = Field("reference", min_length=1, description="Field that contains a row's reference.")
@@ -85,16 +85,16 @@ class Judge(PromptSettings):
         "",
         exclude_if=operator.not_,
         description="File of at least 30 labelled pairs, as rows with prompt or messages, answers (two texts) and label "
-        "(a, b or tie). The judge's agreement and biases are measured on them. A gate rule on this task requires it. "
-        "Empty: not measured.",
+        "(a, b or tie). The judge's agreement and biases are measured on these pairs. A gate rule on this task "
+        "requires the file. Empty: no measurement.",
     )
     min_kappa: float = Field(
         MIN_KAPPA,
         ge=MIN_KAPPA,
         lt=1,
         exclude_if=MIN_KAPPA.__eq__,
-        description="Agreement (Cohen's kappa) that the judge must exceed with 95% confidence, or gate rules on this "
-        "task fail. At least 0.4, which is moderate agreement; two people reach about 0.6.",
+        description="Agreement with the labels (Cohen's kappa) that the judge must exceed with 95% confidence; "
+        "otherwise, gate rules on this task fail. At least 0.4 (moderate agreement); two people reach about 0.6.",
     )
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from components.common import significance
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.evaluation.task_interface import UNANSWERED_FIGURE
 from components.evaluation.tasks import item_encoding, record_files
@@ -60,8 +61,8 @@ def read_pairs(path: str, prompt_field: str) -> list[LabelledPair]:
         pairs.append(LabelledPair(messages, (answers[0].strip(), answers[1].strip()), label))
     if len(pairs) < MIN_PAIRS:
         raise InputError(
-            f"calibration: {path} has {len(pairs)} labelled pairs; expected at least {MIN_PAIRS}",
-            hint="Label more pairs of answers, or remove calibration from a judge that no gate rule uses.",
+            f"calibration: {path} has {format_count(len(pairs), 'labelled pair')}; expected at least {MIN_PAIRS}",
+            hint="Label more pairs of answers, or remove the key calibration if no gate rule uses this judge.",
         )
     if missing := [label for label in LABELS[:2] if label not in {pair.label for pair in pairs}]:
         raise InputError(
@@ -179,6 +180,6 @@ def find_problem(figures: Mapping[str, float], min_kappa: float) -> str:
         return ""
     return (
         f"the judge agrees too little with {figures['pairs']:.0f} labelled pairs: Cohen's kappa is {figures['kappa']:.2f}, "
-        f"above {figures['kappa_bound']:.2f} with {CONFIDENCE:.0%} confidence; the task requires more than "
-        f"{min_kappa:.2f} (min_kappa)"
+        f"with {figures['kappa_bound']:.2f} as its lower bound at {CONFIDENCE:.0%} confidence; the task requires a "
+        f"bound above {min_kappa:.2f} (min_kappa)"
     )

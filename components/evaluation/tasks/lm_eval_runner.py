@@ -253,9 +253,9 @@ def _extract_result(output: Mapping[str, Any], name: str, settings: LMEval, requ
         own = lm_eval_metrics.resolve_metric(metric, settings.lower_is_better).better
         if direction and own != direction:
             raise ConfigurationError(
-                f"task {settings.task} defines {metric} as better when {direction}; "
-                f"the configuration defines {metric} as better when {own}",
-                hint="Correct lower_is_better.",
+                f"in task {settings.task}, a {direction} {metric} is better; in the configuration, a {own} {metric} "
+                "is better",
+                hint="Correct the key lower_is_better of the task.",
             )
     return scores, samples
 

@@ -27,6 +27,7 @@ from pydantic import Field, model_validator
 from components.common import personal_data
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import chat_templates, conversation_rows
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import InputError
 from components.evaluation.task_interface import Continuation, Engine, Item, Metric, Scores, TaskContext
 from components.evaluation.tasks import item_encoding
@@ -48,7 +49,8 @@ class Memorisation(TaskSettings):
     tokens: int = Field(
         50,
         ge=4,
-        description="Number of consecutive tokens that must equal those of the training row; 50 in Carlini et al.",
+        description="Number of consecutive tokens that must equal those of the training row; 50 in Carlini et al. "
+        "(arXiv 2202.07646).",
     )
     rows: int = Field(
         200,
@@ -58,8 +60,9 @@ class Memorisation(TaskSettings):
     split: Literal["train", "held_out"] = Field(
         "train",
         exclude_if=lambda split: split == "train",
-        description="Rows to test. train: training rows; held_out: the same number of rows from the validation and test "
-        "splits and from the same sources, as the control of a task with the same tokens and rows (key control of a rule).",
+        description="Rows to test. train: training rows. held_out: the same number of rows per source from the "
+        "validation and test splits; use this task as the control of a rule on a task with the same values of tokens "
+        "and rows.",
     )
     include_short: bool = Field(
         False,
@@ -127,8 +130,8 @@ class MemorisationTask(Task[Memorisation]):
         )
         if len(items) < self.min_items:
             raise InputError(
-                f"the {self.settings.split} split has {len(items)} rows with {self.settings.tokens} tokens after their "
-                "middle; expected at least 2",
+                f"the {self.settings.split} split has {format_count(len(items), 'row')} with at least "
+                f"{self.settings.tokens} tokens after the middle; expected at least 2 rows",
                 hint="Lower tokens, or remove the task.",
             )
         return items[:rows]

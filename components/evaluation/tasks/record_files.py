@@ -15,6 +15,7 @@ from typing import Any
 
 from components.common import regression_suite
 from components.common.artifacts import hashing
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.evaluation.tasks.config import SUITE_SCHEME
 
@@ -131,7 +132,7 @@ def read_records(path: str, field: str = "data") -> list[Record]:
                 name = hashing.digest(row)[:16]
             except (TypeError, ValueError) as error:  # a timestamp from Parquet, NaN
                 raise InputError(
-                    f"{location}: a value of the row is not a JSON value: {error}",
+                    f"{location}: the row contains a value that is not valid JSON: {error}",
                     hint="Write the value as text.",
                 ) from None
             equal_rows[name] += 1
@@ -270,7 +271,7 @@ def _read_csv(file: Path, suffix: str) -> Iterator[LocatedValue]:
                 header = len(reader.fieldnames or ())
                 found = header - list(row.values()).count(None) + len(row.get(None, ()))
                 raise InputError(
-                    f"{location}: the row has {found} fields; expected {header}, as in the header",
+                    f"{location}: the row has {format_count(found, 'field')}; expected {header}, as in the header",
                     hint="Quote fields that contain a delimiter.",
                 )
             yield location, dict(row)

@@ -31,8 +31,9 @@ class Reward(PairSettings):
     kind: Literal["reward"] = "reward"
     pairs: PairsToKeep = Field(
         "all",
-        description="Pairs to compare. chosen_shorter, chosen_longer: only those whose chosen answer has fewer or more "
-        "tokens, respectively, than the rejected one, for a gate rule against length bias.",
+        description="Pairs to compare. chosen_shorter: pairs whose chosen answer has fewer tokens than the rejected "
+        "answer; chosen_longer: pairs whose chosen answer has more tokens. Gate rules on these pairs detect length "
+        "bias.",
     )
 
 

@@ -20,7 +20,7 @@ from components.evaluation.tasks.judge import JudgeTask
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SUITE_HINT = "Set evaluation.suite to none, and promote with `tuneline promote`."
+SUITE_HINT = "Set evaluation.suite to none, and promote the model with `tuneline promote`."
 
 
 @dataclass(frozen=True)

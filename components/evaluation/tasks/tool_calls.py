@@ -42,8 +42,8 @@ class ToolCalls(PromptSettings):
     calls_field: str = Field(
         "calls",
         min_length=1,
-        description="Field that contains a row's expected calls, a list of {name, arguments}. Rows without it end with "
-        "the expected answer, as in training.",
+        description="Field that contains a row's expected calls, a list of {name, arguments}. Rows without this "
+        "field end with the expected answer, as in training.",
     )
     metrics: list[ToolCallMetric] = Field(
         list(get_args(ToolCallMetric)),

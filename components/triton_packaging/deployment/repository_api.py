@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from components.common.runtime.counts import format_count
 from components.common.runtime.errors import EngineMissingError
 from components.triton_packaging.triton_server import ModelLoadError, ServerAddress
 
@@ -86,7 +87,8 @@ def load_model(server: ServerAddress, model: str, version: str, *, timeout: floa
         client.load_model(model, client_timeout=timeout)
     if not _wait_until(lambda: is_ready(server, model, version), timeout):
         raise ModelLoadError(
-            f"{model} version {version} is not ready after {timeout:.0f} seconds", hint="Check the server's log."
+            f"{model} version {version} is not ready after {format_count(round(timeout), 'second')}",
+            hint="Check the server's log.",
         )
 
 
@@ -133,7 +135,8 @@ def _report_errors(server: ServerAddress, model: str, action: str, timeout: floa
             raise _unreachable_error(server, error) from None
         if error.status() == DEADLINE_EXCEEDED:
             raise ModelLoadError(
-                f"Triton did not {action} {model} within {timeout:.0f} seconds", hint="Raise --timeout."
+                f"Triton did not {action} {model} within {format_count(round(timeout), 'second')}",
+                hint="Raise --timeout.",
             ) from None
         raise ModelLoadError(
             f"Triton did not {action} {model}: {error.message()}", hint="Check the server's log."

@@ -64,7 +64,7 @@ def check_references(parameters: Mapping[str, str]) -> None:
         folder, expected = Path(reference["folder"]), reference["files"]
         if not folder.is_dir():
             raise MissingWeightsError(
-                f"the package refers to weights in {folder}, which does not exist: mount the folder, or package again"
+                f"the package refers to weights in {folder}, which does not exist: mount the folder, or package the model again"
             )
         sizes = {path.name: path.stat().st_size for path in folder.glob("*.safetensors")}
         different = sorted(name for name, size in expected.items() if sizes.get(name) != size)
@@ -72,6 +72,6 @@ def check_references(parameters: Mapping[str, str]) -> None:
             first = different[0]
             raise MissingWeightsError(
                 f"the package refers to {first} in {folder}, which has {sizes.get(first, 'no')} bytes; expected "
-                f"{expected[first]} ({len(different)} of {len(expected)} files differ): restore the files, or package "
-                "again"
+                f"{expected[first]} (files that differ: {len(different)} of {len(expected)}): restore the files, or "
+                "package the model again"
             )

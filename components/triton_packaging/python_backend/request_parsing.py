@@ -71,8 +71,8 @@ def parse_request(fields: Fields, tokenizer: PreTrainedTokenizerBase, limits: Re
     max_tokens = int(requested or min(limits.default_max_tokens, limits.context - len(prompt)))
     if len(prompt) + max_tokens > limits.context:
         raise ClientError(
-            f"the prompt's {len(prompt)} tokens and max_tokens {max_tokens} exceed the model's context of "
-            f"{limits.context} tokens"
+            f"the length of the prompt ({len(prompt)} tokens) plus max_tokens ({max_tokens}) exceeds the model's context "
+            f"of {limits.context} tokens"
         )
     seed = secrets.randbits(63) if seed is None else int(seed)
     return GenerationRequest(

@@ -44,12 +44,14 @@ def read_model_files(version: Path) -> tuple[dict[str, object], dict[str, str]]:
         adapters = {name: str(folder) for name, folder in listed.items()}
     for name, folder in adapters.items():
         if not (Path(folder) / "adapter_config.json").is_file():
-            raise ModelStartError(f"adapter {name} not found in {folder}{_describe_search_folder(folder)}")
+            raise ModelStartError(f"the adapter {name} was not found in {folder}{_describe_search_folder(folder)}")
     for key in ("model", "tokenizer"):
         location = str(arguments.get(key) or arguments["model"])
         is_remote = "://" in location or location.count("/") == 1  # vLLM resolves URLs and Hub names itself
         if not is_remote and not Path(location).is_dir():
-            raise ModelStartError(f"{key} of model.json not found: {location}{_describe_search_folder(location)}")
+            raise ModelStartError(
+                f"the {key} in model.json was not found: {location}{_describe_search_folder(location)}"
+            )
     return arguments, adapters
 
 

@@ -190,7 +190,7 @@ def run_with_timeout(seconds: float, server: str, work: Callable[[], Answer]) ->
     threading.Thread(target=run, daemon=True).start()
     if futures.wait([future], seconds).not_done:
         sys.stdout = stdout
-        raise EngineMissingError(f"{server} does not answer within {seconds:g} seconds", hint=KUBECONFIG_HINT)
+        raise EngineMissingError(f"{server} does not answer within {seconds:g} s", hint=KUBECONFIG_HINT)
     return future.result()
 
 

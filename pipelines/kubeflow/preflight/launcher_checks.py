@@ -75,7 +75,9 @@ def _check_grace_period(runtime: dict[str, Any], pods: TrainJobSettings) -> Chec
         if job["name"] == TRAINER_CONTAINER
     ]
     needed, given = pods.save_seconds + EXIT_GRACE_SECONDS, min(seconds, default=DEFAULT_GRACE_SECONDS)
-    found = f"{given} s; save_seconds is {pods.save_seconds}, plus {EXIT_GRACE_SECONDS} s to exit"
+    found = (
+        f"{given} s; required: {needed} s ({pods.save_seconds} s of save_seconds, and {EXIT_GRACE_SECONDS} s to exit)"
+    )
     hint = (
         f"Set terminationGracePeriodSeconds of the runtime {pods.runtime} to {needed} or more: queued jobs use the "
         "runtime's value."
@@ -106,8 +108,11 @@ def check_limits(platform: Platform, limits: JsonObject, namespace: str) -> Iter
         used["runtimes"] = [f"{pods.runtime_kind}/{pods.runtime}"]
     allowed = {key: str((limits.get("data") or {}).get(key, "")).split("\n") for key in used}
     missing = [f"{value} ({key})" for key, values in used.items() for value in values if value not in allowed[key]]
-    found = f"not listed: {', '.join(missing)}" if missing else f"all values are in {LIMITS_NAME}"
-    hint = f"Ask an administrator to list them in the ConfigMap {LIMITS_NAME} in {namespace}, or correct platform.yaml."
+    found = f"not in {LIMITS_NAME}: {', '.join(missing)}" if missing else f"all values are in {LIMITS_NAME}"
+    hint = (
+        f"Ask an administrator to list the values in the ConfigMap {LIMITS_NAME} in {namespace}, or correct "
+        "platform.yaml."
+    )
     yield check_result("limits of the launcher", not missing, found, hint)
 
 
@@ -117,7 +122,7 @@ def _check_rights(context: CheckContext, kind: ResourceKind, namespace: str) -> 
     def is_missing(verb: str, group: str, plural: str) -> bool:
         return not has_right(context, verb, group, plural, namespace=namespace, as_pods=True)
 
-    name, account = f"rights to train as {kind.plural}", context.service_account
+    name, account = f"rights to manage {kind.plural}", context.service_account
     hint = LAUNCHER_RBAC_HINT.format(kind=kind.kind.lower())
     try:
         verbs = [verb for verb in JOB_VERBS if is_missing(verb, kind.group, kind.plural)]
@@ -128,6 +133,7 @@ def _check_rights(context: CheckContext, kind: ResourceKind, namespace: str) -> 
     has_all = f"{account} has all required rights in {namespace}"
     found = f"{account} may not {', '.join(verbs)} {kind.plural} in {namespace}" if verbs else has_all
     yield check_result(name, not verbs, found, hint)
-    restricted = f"{account} may not {', '.join(details)} in {namespace}; the status of training jobs has less detail"
+    missing = f"{account} may not {', '.join(details)} in {namespace}"
+    restricted = f"{missing}, so the status of training jobs has less detail"
     name, found = "rights to report the status of training jobs", restricted if details else has_all
     yield check_result(name, not details, found, hint, needed=False)

@@ -29,7 +29,7 @@ def check_limits(context: CheckContext) -> Iterator[CheckResult]:
         ("limit ranges", ranges, range_problems),
         ("resource quotas", quotas, quota_problems),
     ):
-        within = f"{len(limits) or 'none'}{', and each pod is within the limits' if limits else ''}"
+        within = f"{len(limits)} defined; each pod is within the limits" if limits else "none defined"
         found, hint = problems[0] if problems else (within, "")
         yield check_result(title, not problems, found, hint)
 
@@ -44,11 +44,11 @@ def _find_range_problems(context: CheckContext, rules: Rules, demand: PodDemand)
             maximum, minimum = rule.get("max", {}).get(name), rule.get("min", {}).get(name)
             if maximum is not None and parse_amount(amount) > parse_amount(maximum):
                 allowed = f"allows a {kind} at most {maximum} of {name}"
-                found = f"LimitRange {range_name} {allowed}, and {amount} is requested by {demand.title}"
+                found = f"LimitRange {range_name} {allowed}, but {amount} is requested by {demand.title}"
                 yield found, f"Lower {key} in platform.yaml to {maximum}, or raise the limit: {describe}"
             if minimum is not None and parse_amount(amount) < parse_amount(minimum):
                 required = f"requires at least {minimum} of {name} in a {kind}"
-                found = f"LimitRange {range_name} {required}, and {amount} is requested by {demand.title}"
+                found = f"LimitRange {range_name} {required}, but {amount} is requested by {demand.title}"
                 yield found, f"Raise {key} in platform.yaml to {minimum}, or lower the limit: {describe}"
 
 
@@ -69,4 +69,4 @@ def _find_quota_problems(
                 if amount is not None and parse_amount(amount) > parse_amount(limit):
                     found = f"ResourceQuota {quota_name} grants {limit} of {name} to the whole namespace"
                     hint = f"Lower {key} in platform.yaml, or raise the quota: {describe}"
-                    yield f"{found}, and {amount} is requested by {demand.title}", hint
+                    yield f"{found}, but {amount} is requested by {demand.title}", hint

@@ -13,6 +13,7 @@ from decimal import Decimal
 from components.common.launch import JsonObject
 from components.common.launch.kubernetes.pod_scheduling import NodeAffinity, Toleration
 from components.common.reporting.check_findings import CheckResult, check_result
+from components.common.runtime.counts import format_count
 from pipelines.kubeflow.preflight.check_context import (
     CheckContext,
     PodDemand,
@@ -49,7 +50,7 @@ def check_nodes(context: CheckContext) -> Iterator[CheckResult]:
             remaining = accepted
         else:
             names = ", ".join(sorted(map(_get_name, remaining))[:3])
-            found = f"{len(remaining)} of {len(nodes)} fit: {names}{', …' if len(remaining) > 3 else ''}"
+            found = f"suitable: {names}{', …' if len(remaining) > 3 else ''} ({len(remaining)} of {format_count(len(nodes), 'node')})"
             yield check_result(f"nodes for {demand.title}", True, found, "")
     for found, (hint, stages) in problems.items():
         yield check_result(f"nodes for {', '.join(stages)}", False, found, hint)
@@ -101,7 +102,10 @@ def _build_filters(demand: PodDemand) -> list[NodeFilter]:
         ),
         NodeFilter(
             lambda node: all(_is_satisfied(condition, _get_labels(node)) for condition in required),
-            lambda nodes: (f"none of the {len(nodes)} nodes satisfies {conditions}", affinity_hint),
+            lambda nodes: (
+                f"no node satisfies {conditions}; checked {format_count(len(nodes), 'node')}",
+                affinity_hint,
+            ),
         ),
         NodeFilter(
             _is_ready,
@@ -170,7 +174,7 @@ def _filter_amount(demand: PodDemand, name: str, amount: str) -> NodeFilter:
         maximum, names = max(_get_allocatable(node, name) for node in nodes), _join_names(nodes)
         if maximum > 0:
             limit = format_amount(name, maximum)
-            found = f"{amount} of {name} requested; the largest allocatable amount on {names} is {limit}"
+            found = f"{amount} of {name} is requested, but the largest allocatable amount on {names} is {limit}"
             key = demand.format_key(name)
             hint = (
                 f"Lower {key} in platform.yaml to at most {limit}, or select larger nodes in scheduling.node_selector."

@@ -71,7 +71,10 @@ def _check_queue(context: CheckContext, version: str, name: str, demands: list[P
                 return check_result(title, False, found, hint)
             if parse_amount(amount) > maximum:  # the pod would wait indefinitely
                 limit = format_amount(resource, maximum)
-                found = f"ClusterQueue {cluster_name} admits at most {limit} of {resource}; {amount} requested by {demand.title}"
+                found = (
+                    f"ClusterQueue {cluster_name} admits at most {limit} of {resource}, but {amount} is requested by "
+                    f"{demand.title}"
+                )
                 hint = f"Lower {key} in platform.yaml, or raise the quota."
                 return check_result(title, False, found, hint)
     return check_result(title, True, f"active, with the ClusterQueue {cluster_name}", "")

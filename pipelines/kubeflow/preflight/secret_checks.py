@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from components.common.launch import JsonObject
 from components.common.reporting.check_findings import CheckResult, check_result, skipped_check
+from components.common.runtime.counts import format_count
 from pipelines.config.platform_config import LOCATION_NAME_PATTERN
 from pipelines.kubeflow.preflight.check_context import RBAC_HINT, CheckContext
 from pipelines.kubeflow.preflight.cluster_api import ForbiddenError
@@ -52,12 +53,14 @@ def _check_secret(context: CheckContext, name: str, keys: dict[str, str]) -> Che
         if variable and not value.strip():
             problem = f"key {key} is empty"
         elif variable and not LOCATION_NAME_PATTERN.search(variable) and value != value.strip():
-            problem = f"key {key} begins or ends with a space or a line break, which {variable} would contain too"
+            problem = (
+                f"the value of {key} begins or ends with a space or a line break, which {variable} would contain too"
+            )
         else:
             continue
         hint = f"Create the secret again, with `printf %s VALUE > FILE`: {delete}; {create}"
         return check_result(title, False, problem, hint)
-    return check_result(title, True, f"with {', '.join(sorted(keys or data)) or 'no keys'}", "")
+    return check_result(title, True, f"keys: {', '.join(sorted(keys or data)) or 'none'}", "")
 
 
 def check_config_maps(context: CheckContext) -> Iterator[CheckResult]:
@@ -74,7 +77,7 @@ def check_config_maps(context: CheckContext) -> Iterator[CheckResult]:
         data = found.get("data") or {}
         keys = ", ".join(sorted(data))
         if not key:
-            yield check_result(title, True, f"with {keys or 'no keys'}", "")
+            yield check_result(title, True, f"keys: {keys or 'none'}", "")
         elif key not in data:
             problem = f"no key {key}; existing keys: {keys or 'none'}"
             yield check_result(title, False, problem, "Correct network.certificates.key in platform.yaml.")
@@ -83,7 +86,8 @@ def check_config_maps(context: CheckContext) -> Iterator[CheckResult]:
                 count = len(_build_trust_store(data[key]).get_ca_certs())
             except ssl.SSLError:
                 count = 0
-            content = f"{count} certificate authorities" if count else f"key {key} contains no certificates"
+            authorities = format_count(count, "certificate authority", "certificate authorities")
+            content = authorities if count else f"key {key} contains no certificates"
             hint = (
                 f"Store PEM certificates (-----BEGIN CERTIFICATE-----) of certificate authorities under the key {key}."
             )
@@ -136,7 +140,7 @@ def check_pull_secrets(context: CheckContext) -> Iterator[CheckResult]:
             problem = f"type is {kind}; expected {' or '.join(PULL_SECRET_KEYS)}"
         else:
             try:
-                registries = ", ".join(_read_logins(found)) or "no registry"
+                registries = ", ".join(_read_logins(found)) or "none"
             except ValueError:
                 problem = f"key {PULL_SECRET_KEYS[kind]} is not in the format of Docker's config.json"
         create = context.format_kubectl(
@@ -144,7 +148,7 @@ def check_pull_secrets(context: CheckContext) -> Iterator[CheckResult]:
             "--docker-username=USER --docker-password=PASSWORD"
         )
         hint = f"Create the secret (after kubectl delete secret {name} if the secret exists): {create}"
-        yield check_result(title, not problem, problem or f"for {registries}", hint)
+        yield check_result(title, not problem, problem or f"registries: {registries}", hint)
 
 
 def collect_logins(context: CheckContext, account: JsonObject | None) -> dict[str, tuple[str, str]]:

@@ -138,7 +138,8 @@ def take_inventory(request: CollectionRequest) -> Inventory:
     notes = [f"objects of the DVC remote are kept: {remote.unknown_reason}"] if remote.unknown_reason else []
     if owner is not None and (others := registry.count_foreign_items(owner)):
         notes.append(
-            f"{others} runs and models in MLflow are not tagged with this workdir; they are kept unless --all-runs is given"
+            f"gc keeps {format_count(others, 'MLflow run or model', 'MLflow runs and models')} of other or unknown "
+            "workdirs, unless --all-runs is set"
         )
     return Inventory(items, find_roots(request, items), objects, notes)
 
@@ -167,7 +168,9 @@ def find_roots(request: CollectionRequest, items: Collection[StoredItem]) -> lis
     roots += [Root(f"store:{sha256}", f"content of the revision {tag}") for tag, sha256 in revisions]
     roots += find_running_roots(workdir, items)
     for name in artifact_store.list_notes(workdir.store, PINS_FOLDER):
-        reason = (artifact_store.read_note(workdir.store, f"{PINS_FOLDER}/{name}") or "").strip() or "by hand"
+        reason = (
+            artifact_store.read_note(workdir.store, f"{PINS_FOLDER}/{name}") or ""
+        ).strip() or "no reason recorded"
         roots += [Root(f"{kind}:{name}", f"pinned: {reason}") for kind in ("store", "run")]
     return roots
 
@@ -210,8 +213,8 @@ def check_repository(request: CollectionRequest, items: Collection[StoredItem]) 
     uris = {uri for item in items for uri in item.revisions}
     if others := data.find_other_repositories(uris, request.versioning, workdir=root):
         raise RepositoryMissingError(
-            f"artifacts in the store {store} were built from revisions of {', '.join(others)}, which is not the"
-            " configured data repository",
+            f"artifacts in the store {store} were built from revisions of another data repository than the configured "
+            f"one: {', '.join(others)}",
             hint=f"If the runs publish to that repository, {REPOSITORY_HINT}; if its revisions do not reference this"
             " store, add --no-repository.",
         )
@@ -441,7 +444,7 @@ def list_runs(work: Workdir, keep: int) -> Iterator[StoredItem]:
         references = [f"store:{Path(path).name}" for path in artifacts.values() if path]
         if record.get("mlflow_run_id"):
             references.append(f"mlflow_run:{record['mlflow_run_id']}")
-        keep_reason = f"one of the newest {keep} runs" if folder in newest else ""
+        keep_reason = ("the newest run" if keep == 1 else f"one of the newest {keep} runs") if folder in newest else ""
         if runs[folder].state == "running":
             keep_reason = "the run is active"
         elif record.get("tracking_open") or record.get("status", "running") == "running":
@@ -540,7 +543,7 @@ def pin(work: Workdir, target: str, reason: str) -> str:
     is_artifact = SHA256.fullmatch(name) and artifact_store.has_artifact(work.store, name)
     if not is_artifact and name not in [run.name for run in run_folder.list_runs(work)]:
         raise UsageError(
-            f"{target} is neither in the artifact store nor a run",
+            f"{target} is neither an artifact in the store nor a run",
             hint="Specify the full digest of an artifact or the full name of a run.",
         )
     artifact_store.write_note(work.store, f"{PINS_FOLDER}/{name}", reason + "\n")

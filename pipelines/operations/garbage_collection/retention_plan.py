@@ -96,7 +96,7 @@ class RetentionPlan:
 
 def build_plan(items: Sequence[StoredItem], roots: Iterable[Root], policy: RetentionPolicy) -> RetentionPlan:
     """Decide for each item whether to delete or keep it. A kept item also keeps the items that it references."""
-    recent_use = f"used within {format_age(policy.older_than)}"
+    recent_use = f"used within the last {format_age(policy.older_than)}"
     # In this order: the first reason that applies to an item is reported.
     own_roots = [
         *(Root(item.name, item.keep_reason) for item in items if item.keep_reason),

@@ -147,8 +147,8 @@ def list_notes(measured: Json, hosts: int) -> list[str]:
     caches = {name: result["cache"] for name, result in measured.items() if result and "cache" in result}
     if cached := [name for name, cache in caches.items() if cache == "cached"]:
         notes.append(
-            f"cached ({', '.join(cached)}): the files are smaller than {phases.MEMORY_FACTOR} times the memory and are "
-            "read through the page cache, so the rates are not those of the storage"
+            f"cached ({', '.join(cached)}): the files are smaller than {phases.MEMORY_FACTOR} times the memory, so "
+            "reads can come from the page cache, and the rates are not those of the storage"
         )
     if hosts == 1:
         notes.append("one host: the file server may serve the files from memory; use --group on several hosts")

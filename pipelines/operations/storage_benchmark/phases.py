@@ -123,8 +123,9 @@ def check_plan(plan: BenchmarkPlan) -> None:
     steps = workload.limit_steps(plan.accelerators) if plan.accelerators else 0
     if 0 < steps <= workload.warmup_steps:
         raise UsageError(
-            f"{workload.name} has too few steps per accelerator for {plan.accelerators} accelerators: {steps}; the first "
-            f"{workload.warmup_steps} are not measured",
+            f"{workload.name} has {format_count(steps, 'step')} per accelerator with "
+            f"{format_count(plan.accelerators, 'accelerator')}; expected more than {workload.warmup_steps}, because "
+            "the warm-up is not measured",
             hint="Raise the number of files or epochs, or lower --accelerators.",
         )
 

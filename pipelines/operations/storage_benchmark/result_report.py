@@ -8,6 +8,7 @@ from typing import Any
 
 from components.common.reporting import html_report
 from components.common.runtime.counts import format_count
+from pipelines.operations.storage_benchmark.fio_check import MAX_DIFFERENCE_POINTS
 from pipelines.operations.storage_benchmark.phases import ASSUMED_BYTES_PER_SECOND, BenchmarkPlan
 
 Json = Mapping[str, Any]
@@ -26,7 +27,7 @@ WORKLOAD_LABELS = {
     "prefetch": "batches that each thread reads ahead",
     "max_steps": "maximum number of steps (0: no limit)",
     "epochs": "maximum number of epochs (0: no limit)",
-    "target_utilization": "target utilization, fraction of 1",
+    "target_utilization": "target utilization, from 0 to 1",
     "ignored": "ignored keys",
 }
 REPORT_FILENAME, RESULT_FILENAME = "report.html", "benchmark.json"
@@ -63,7 +64,7 @@ def format_benchmark(result: Json) -> list[str]:
         state = {True: "met", False: "NOT MET", None: "not measured"}[item["ok"]]
         measured = f", measured {format_bytes(item['measured_bytes_per_second'], '/s')} ({LABELS.get(item['phase'], item['phase'])})"
         required = format_bytes(item["required_bytes_per_second"], "/s")
-        lines.append(f"{'required':<13}{item['name']} {required}{measured if item['phase'] else ''}: {state}")
+        lines.append(f"{'required':<13}{item['name']} rate {required}{measured if item['phase'] else ''}: {state}")
     return lines + [f"{'note':<13}{note}" for note in result["notes"]]
 
 
@@ -71,9 +72,10 @@ def describe_phases(result: Json) -> dict[str, str]:
     """Return a line per measured phase other than the training."""
     texts: dict[str, str] = {}
     if fio := result["fio"]:
+        limit = "" if fio["agrees"] else f", more than the {MAX_DIFFERENCE_POINTS:g} allowed"
         texts["fio"] = (
             f"utilization {fio['utilization']:.1%} without read-ahead, {fio['fio_utilization']:.1%} with {fio['fio']}: "
-            f"{fio['difference_points']:g} percentage points apart{'' if fio['agrees'] else ' (too far)'}"
+            f"{fio['difference_points']:g} percentage points apart{limit}"
         )
     for name, way in (("checkpoint_write", "write"), ("checkpoint_read", "read"), ("model_loading", "read")):
         if phase := result[name]:
@@ -107,7 +109,8 @@ def format_plan(plan: BenchmarkPlan, path: Path) -> list[str]:
     return [
         *(f"{format_bytes(size):>9}  {name}" for name, size in plan.list_files().items()),
         f"{format_bytes(sum(plan.list_files().values())):>9}  written in a subfolder of {path}, and removed at the end",
-        f"{seconds / 60:>6.1f} min  estimated for storage that sustains {ASSUMED_BYTES_PER_SECOND / 1e9:g} GB/s, including all measurements of the search",
+        f"{seconds / 60:>6.1f} min  estimated for storage that sustains {ASSUMED_BYTES_PER_SECOND / 1e9:g} GB/s, "
+        "including the search for the largest number of accelerators",
     ]
 
 
@@ -168,7 +171,7 @@ def render_report(result: Json) -> str:
 def _render_verdict(result: Json) -> str:
     tiles: dict[str, object] = {"result": "pass" if result["ok"] else "fail"}
     if training := result["training"]:
-        tiles["accelerators at the target"] = describe_largest(training)
+        tiles["accelerators at the target utilization"] = describe_largest(training)
     rows = [
         [
             item["name"],

@@ -184,7 +184,8 @@ def find_workload(name: str) -> Workload:
     seconds = mean.get("mean") if isinstance(mean, dict) else mean
     if not length or not isinstance(seconds, float | int) or not 0 < seconds <= MAX_COMPUTATION_SECONDS:
         missing = (
-            f"train.computation_time is {seconds!r}; expected seconds above 0, up to {MAX_COMPUTATION_SECONDS:,}"
+            f"train.computation_time is {seconds!r}; expected a number of seconds above 0 and at most "
+            f"{MAX_COMPUTATION_SECONDS:,}"
             if length
             else "dataset.record_length is missing"
         )

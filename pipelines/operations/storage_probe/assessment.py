@@ -10,6 +10,7 @@ from typing import Any
 
 from components.common.reporting.check_findings import CheckResult, check_result
 from components.common.runtime import mounts
+from components.common.runtime.counts import format_count
 from components.common.runtime.mounts import Mount
 from pipelines.operations.storage_probe import mount_options
 from pipelines.operations.storage_probe.mount_options import MAX_HEARTBEAT_DELAY_SECONDS
@@ -86,7 +87,7 @@ def assess(
                 cause = ERRNO_CHECKS.get(error["errno"], step)
                 if error["errno"] == errno.ENOSPC and error.get("no_inodes"):  # ENOSPC covers bytes and inodes
                     cause = "inodes"
-                found = f"{error['text']} for {name}, in the step {step}"
+                found = f"{name}: {error['text']} in the step {step}"
                 results.append(check_result(cause, False, found, REMEDIES.get(cause, DEFAULT_REMEDY)))
         elif all(sides):
             results += ASSESSMENTS[step](step, StepMeasurement((sides[0], sides[1]), names, mounts, one_host))
@@ -126,11 +127,15 @@ def _assess_storage(step: str, measured: StepMeasurement) -> Iterator[CheckResul
             else:
                 yield check_result("owner", True, measured.describe("user {user}"), "")
             if wrong := set(measured.get_values("mode")) - {0o600}:
-                yield _build_result("mode", False, f"a file with mode 600 has mode {min(wrong):o}", needed=False)
+                yield _build_result(
+                    "mode", False, f"a file created with mode 600 has mode {min(wrong):o}", needed=False
+                )
         case "clock":
             first, second = measured.get_values("offset")
             worst = max(abs(first - second), abs(first), abs(second))
-            found = measured.describe("the server's clock differs by {offset:+.3f} s (±{within:.3f}) from the host's")
+            found = measured.describe(
+                "the server's clock differs by {offset:+.3f} s (±{within:.3f} s) from the host's clock"
+            )
             yield _build_result(
                 "clock", worst < CLOCK_SKEW_WARNING_SECONDS, found, needed=worst > CLOCK_SKEW_ERROR_SECONDS
             )
@@ -141,7 +146,7 @@ def _assess_storage(step: str, measured: StepMeasurement) -> Iterator[CheckResul
             longest, changed = min(measured.get_values("longest")), sorted(set().union(*measured.get_values("changed")))
             kept = f"changed: {', '.join(map(repr, changed))}" if changed else "Unicode and punctuation unchanged"
             is_complete = longest >= 255 and not changed
-            yield _build_result("names", is_complete, f"up to {longest} bytes, {kept}", needed=longest < 100)
+            yield _build_result("names", is_complete, f"names of up to {longest} bytes; {kept}", needed=longest < 100)
 
 
 def _assess_visibility(_: str, measured: StepMeasurement) -> Iterator[CheckResult]:
@@ -186,15 +191,17 @@ def _assess_writes(step: str, measured: StepMeasurement) -> Iterator[CheckResult
             )
             yield _build_result("rename", not total["missing"] and not total["torn"], found)
             for name, key, consequence in (
-                ("stale handles", "stale", "reads of a replaced file failed with ESTALE"),
-                ("order", "older", "reads returned an older version than the previous read"),
+                ("stale handles", "stale", "of a replaced file failed with ESTALE"),
+                ("order", "older", "returned an older version than the previous read"),
             ):
                 if total[key]:
-                    yield _build_result(name, False, f"{total[key]:,} {consequence}", needed=False)
+                    yield _build_result(name, False, f"{format_count(total[key], 'read')} {consequence}", needed=False)
         case "fsync":
             lost = [label for key, label in FSYNC_LABELS.items() if not all(measured.get_values(key))]
             found = (
-                f"flushed data is not read {', nor '.join(lost)}" if lost else "both participants read the flushed data"
+                f"flushed data cannot be read {', nor '.join(lost)}"
+                if lost
+                else "both participants read the flushed data"
             )
             yield _build_result("fsync", not lost, found)
             too_fast = any(
@@ -235,7 +242,7 @@ def _assess_exclusion(step: str, measured: StepMeasurement) -> Iterator[CheckRes
                         wrong.append(f"{kind} is granted to both participants at the same time")
                     elif not outcome["freed"]:
                         wrong.append(f"{kind} remains locked after its release")
-            found = "; ".join(dict.fromkeys(wrong)) or "fcntl and flock exclude the partner, and are released"
+            found = "; ".join(dict.fromkeys(wrong)) or "fcntl and flock locks exclude the partner until their release"
             yield _build_result("locks", not wrong, found, needed=False)
         case "deleted":
             ok = all(measured.get_values("readable"))

@@ -74,14 +74,15 @@ NFS_RULES = [
         _match_values("acregmin", wrong=_exceeds(MAX_HEARTBEAT_DELAY_SECONDS)),
         True,
         "unsafe for jobs on several hosts: heartbeats become visible so late that a live job can be considered dead"
-        f" (at most {MAX_HEARTBEAT_DELAY_SECONDS:.0f} s)",
+        f" (limit: {MAX_HEARTBEAT_DELAY_SECONDS:.0f} s)",
         "Mount with actimeo=0 for checkpoints and the workdir, and without actimeo and acregmin elsewhere.",
     ),
     MountRule(
         "acdirmin, acregmax, acdirmax",
         _match_values("acdirmin", "acregmax", "acdirmax", wrong=_exceeds(MAX_CACHE_SECONDS)),
         False,
-        "unsuitable for steps that wait for each other: files of another host can remain invisible for this time",
+        "unsuitable for steps that wait for each other: files of another host can remain invisible for this "
+        "number of seconds",
         "Mount with actimeo=0 for checkpoints and the workdir, and with the defaults (60 s) elsewhere.",
     ),
     MountRule(

@@ -38,8 +38,8 @@ REMEDIES = {
     " them, a crash can lose published data.",
     "fsync time": "Check whether the client ignores fsync: an fsync that is faster than a network round trip does not "
     "flush data.",
-    "exclusive names": "Use NFSv3, or 4.1 and later, with hard, or another POSIX volume; otherwise, two jobs can lock "
-    "the same folder.",
+    "exclusive names": "Use NFSv3, or NFSv4.1 or later, mounted with hard, or use another POSIX volume. Otherwise, "
+    "two jobs can lock the same folder.",
     "locks": "Run programs that lock files on this storage (stock dvc, SQLite) on one host only, or mount NFS without nolock and"
     " local_lock. NFSv3 also requires an open firewall for NLM and NSM. tuneline itself requires no file locks.",
     "deleted while read": "Do not manually delete files that a job on another host may read; over NFS, such"

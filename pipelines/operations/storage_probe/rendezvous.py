@@ -159,8 +159,7 @@ def await_partner(
         if time.monotonic() > deadline:
             raise PartnerError(
                 f"no partner joined {folder} within {seconds:.0f} seconds",
-                hint="Start the same command with the same --pair and the other --rank on the other host, with the same"
-                " path.",
+                hint="On the other host, start the same command with the same --pair and path, and the other --rank.",
             )
         time.sleep(POLL_INTERVAL_SECONDS[1])
 

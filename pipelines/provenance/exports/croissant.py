@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from components.common.artifacts.artifact_folder import Artifact, ArtifactFile
+from components.common.runtime.counts import format_count
 from pipelines.provenance.exports.version_facts import UNKNOWN, JSONObject, shorten_uri
 
 if TYPE_CHECKING:
@@ -94,7 +95,9 @@ def _list_sources(dataset: Artifact) -> list[str]:
 def _describe_responsibility(summary: Mapping[str, JSONObject], config: JSONObject) -> JSONObject:
     """Return the statements of the RAI vocabulary: collection, preprocessing and personal data."""
     rows = summary.get("rows", {})
-    steps = [f"{count} rows rejected: {reason}" for reason, count in sorted(rows.get("rejected", {}).items())]
+    steps = [
+        f"{format_count(count, 'row')} rejected: {reason}" for reason, count in sorted(rows.get("rejected", {}).items())
+    ]
     if rows:
         counts = f"{rows['in']} rows read, {rows['kept']} kept, {rows['quarantined']} unreadable"
         steps = [counts, *steps, f"near-duplicate threshold {config.get('near_duplicate_threshold', UNKNOWN)}"]

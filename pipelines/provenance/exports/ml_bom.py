@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime.counts import format_count
 from pipelines.provenance.exports.version_facts import (
     UNKNOWN,
     JSONObject,
@@ -129,7 +130,7 @@ def _describe_data(link: Link) -> JSONObject:
     data: JSONObject = {"type": DATA_TYPES.get(link.kind, "other"), "name": link.title}
     summary = link.artifact.manifest.summary if link.artifact else {}
     if splits := summary.get("splits"):
-        data["description"] = ", ".join(f"{name}: {rows} rows" for name, rows in splits.items())
+        data["description"] = ", ".join(f"{name}: {format_count(rows, 'row')}" for name, rows in splits.items())
     if found := [
         f"{kind}: {one['found']} found, action {one['action']}"
         for kind, one in summary.get("personal_data", {}).items()

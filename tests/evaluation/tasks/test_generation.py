@@ -323,9 +323,9 @@ def test_pass_at_is_share_of_draws_with_a_right_answer(right: int) -> None:
         ({"temperature": 1e-39}, "temperature is 1e-39; expected 0 for greedy answers, or at least 0.01"),
         ({"seed": 1}, "seed is 1, and temperature is 0"),
         ({"temperature": 1, "pass_at": [1]}, "at least 2 samples"),
-        ({"temperature": 1, "samples": 4, "pass_at": [5]}, "numbers up to samples"),
+        ({"temperature": 1, "samples": 4, "pass_at": [5]}, "numbers from 1 to samples in pass_at"),
         ({"temperature": 1, "samples": 4, "pass_at": [2, 2]}, "expected distinct numbers"),
-        ({"temperature": 1, "samples": 4, "pass_at": [2], "metrics": ["f1"]}, "expected a binary metric"),
+        ({"temperature": 1, "samples": 4, "pass_at": [2], "metrics": ["f1"]}, "expected at least one binary metric"),
     ],
 )
 def test_contradictory_sampling_settings_are_refused(settings: dict[str, Any], message: str) -> None:

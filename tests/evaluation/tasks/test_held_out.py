@@ -46,7 +46,7 @@ def test_long_prompt_keeps_its_end() -> None:
 
 def test_answer_limit_without_prompt_room_is_refused() -> None:
     with pytest.raises(
-        InputError, match="the model's context length is 64 tokens; an answer of 64 leaves no room"
+        InputError, match="the model's context length is 64 tokens; an answer of 64 tokens leaves no room"
     ) as refused:
         score_two_items(LONG, 64)
     assert refused.value.hint == "Lower generation_tokens."

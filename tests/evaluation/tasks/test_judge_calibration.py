@@ -183,7 +183,7 @@ JUDGE = {"kind": "judge", "base_url": "https://judge.example/v1", "model": MODEL
 
 @pytest.mark.parametrize("changes", [{"tasks": [JUDGE], "gate": GATE}, {"tasks": [JUDGE]}])
 def test_rule_on_a_judge_without_calibration_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=r"a rule uses judge\.win_rate, and calibration of this judge is empty"):
+    with pytest.raises(ValidationError, match=r"a rule uses judge\.win_rate, but the judge's calibration is empty"):
         EvaluationConfig.model_validate(changes)
 
 
@@ -199,7 +199,7 @@ def test_judge_without_rule_needs_no_calibration() -> None:
         (
             {"pairs": 80.0, "kappa": 0.62, "kappa_bound": 0.47},
             0.5,
-            "Cohen's kappa is 0.62, above 0.47 with 95% confidence",
+            "Cohen's kappa is 0.62, with 0.47 as its lower bound at 95% confidence",
         ),
         ({"pairs": 80.0, "kappa": 0.62, "kappa_bound": 0.47}, 0.45, "judge.win_rate is 0.2000 better than the base"),
     ],

@@ -376,7 +376,7 @@ def test_unknown_or_corpus_metric_is_refused(engine: PlainEngine, tmp_path: Path
 
 def test_metric_direction_must_match_task(engine: PlainEngine, tmp_path: Path) -> None:
     path = write_task_file(tmp_path, CHOICE_TASK, CHOICE_ROWS)
-    with pytest.raises(ConfigurationError, match="defines acc as better when higher"):
+    with pytest.raises(ConfigurationError, match="a higher acc is better"):
         score(engine, LMEval(task=path, lower_is_better=["acc"]))
 
 

@@ -110,10 +110,10 @@ def test_invalid_utf_8_is_refused_with_line(tmp_path: Path) -> None:
     assert message == "rows.jsonl:2: the text is not UTF-8: byte 0xf6"
 
 
-@pytest.mark.parametrize(("row", "found"), [("c", 1), ("c,d,e,f", 4)])
-def test_csv_row_of_other_length_is_refused_with_line(tmp_path: Path, row: str, found: int) -> None:
+@pytest.mark.parametrize(("row", "found"), [("c", "1 field"), ("c,d,e,f", "4 fields")])
+def test_csv_row_of_other_length_is_refused_with_line(tmp_path: Path, row: str, found: str) -> None:
     assert read_error_message(tmp_path, "rows.csv", f"prompt,reference\na,b\n{row}\n").startswith(
-        f"rows.csv:3: the row has {found} fields; expected 2, as in the header"
+        f"rows.csv:3: the row has {found}; expected 2, as in the header"
     )
 
 

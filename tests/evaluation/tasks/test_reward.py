@@ -151,7 +151,7 @@ def test_reward_model_is_accepted_if_it_beats_chance(
     assert content["measured"]["model"]["kind"] == "reward_model"
     assert content["measured"]["tasks"] == {"reward": "reward"}
     page = (evaluation.path / "report.html").read_text()
-    assert "Accuracy of the pairs by the confidence of the reward model." in page
+    assert "Accuracy on pairs by confidence of the reward model." in page
     assert "accuracy if the chosen answer is shorter" in page
     assert "reward of the chosen answer" in page
 

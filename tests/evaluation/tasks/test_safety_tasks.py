@@ -176,7 +176,7 @@ def test_sample_depends_on_seed_only(tmp_path: Path) -> None:
 
 
 def test_too_short_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has 0 rows with 50 tokens after their middle"):
+    with pytest.raises(InputError, match="has 0 rows with at least 50 tokens after the middle"):
         MemorisationTask(Memorisation()).items(build_context(tiny_tokenizer(), small_dataset(tmp_path / "dataset")))
 
 

@@ -75,12 +75,12 @@ def test_context_too_small_for_the_suite_names_its_setting() -> None:
         InputError, match=r"^evaluation\.suite: suite_harmful: the model's context length is 24"
     ) as refused:
         run_check(settings, context=24)
-    assert refused.value.hint == "Set evaluation.suite to none, and promote with `tuneline promote`."
+    assert refused.value.hint == "Set evaluation.suite to none, and promote the model with `tuneline promote`."
 
 
 def test_prompt_task_is_checked_against_context_length(tmp_path: Path) -> None:
     settings = Generation(data=write_rows(tmp_path / "q.jsonl", *QUESTIONS), max_new_tokens=128)
-    with pytest.raises(InputError, match="context length is 128 tokens; an answer of 128 leaves no room"):
+    with pytest.raises(InputError, match="context length is 128 tokens; an answer of 128 tokens leaves no room"):
         run_check(settings, context=128)
     assert run_check(settings, context=129).items == run_check(settings).items == 2
 
@@ -88,7 +88,7 @@ def test_prompt_task_is_checked_against_context_length(tmp_path: Path) -> None:
 def test_lm_eval_answer_limit_is_checked(tmp_path: Path) -> None:
     questions = [{"question": "2+2?", "answer": "four"}, {"question": "3+3?", "answer": "six"}]
     settings = LMEval(task=write_task_file(tmp_path, GENERATION_TASK, questions), metrics=["exact_match"])
-    with pytest.raises(InputError, match="context length is 8 tokens; an answer of 8 leaves no room") as refused:
+    with pytest.raises(InputError, match="context length is 8 tokens; an answer of 8 tokens leaves no room") as refused:
         run_check(settings, context=8)
     assert "max_gen_toks" in refused.value.hint
     assert run_check(settings, context=9).items == 2

@@ -44,8 +44,8 @@ def test_words_and_rows_as_json_and_page(home: Path, dataset: Artifact) -> None:
     assert result["answer"] == PLANTED[1]
     assert result["warnings"] == [
         "only the published weights were used; the other checkpoints of the training run were deleted",
-        "3 random rows are too few to recognize an unusual score; expected at least 20",
-        "6 of 12 training rows were scored",
+        "too few random rows to recognize an unusual score: 3; expected at least 20",
+        "scored 6 of 12 training rows",
     ]
     row = result["training_rows"][0]
     assert (row["id"], row["lexical_rank"], row["random_share"], row["source"]) == (PLANTED_ID, 1, 0.0, "made")
@@ -222,5 +222,5 @@ def test_limits_of_a_short_training_are_stated(model: LoadableModel) -> None:
     cost = explanation.row_gradients.GradientCost(3, 0, None, 0.1, 1, 1)
     influence = explanation.RowInfluence([], "", 3, 3, 3, 1, None, cost)
     limits = explanation.describe_limits(influence, changed)
-    assert "1 of the selected rows have no trained tokens, and therefore no score" in limits
+    assert "no score for 1 selected row without trained tokens" in limits
     assert any(limit.startswith("training used 25% of the rows") for limit in limits)

@@ -284,7 +284,8 @@ def test_missing_data_repository_prevents_the_collection(prepared: WorkdirItems,
     model = build(tmp_path / "draft", "model", "of a revision", [prepared.dataset.as_input(uri), BASE], {"steps": 3})
     kept = artifact_store.add_artifact(work.store, model)
     with pytest.raises(
-        inventory.RepositoryMissingError, match=f"were built from revisions of {original}, which is not the configured"
+        inventory.RepositoryMissingError,
+        match=f"revisions of another data repository than the configured one: {original}",
     ):
         take_inventory(tmp_path / "another.git")
     assert take_inventory(tmp_path / "another.git", no_repository=True).items
@@ -314,14 +315,16 @@ def test_items_of_other_workdirs_in_mlflow_are_kept_and_reported(
     monkeypatch.setenv("TUNELINE_WORKDIR", str(prepared.work.root))
     listed = inventory.take_inventory(build_request(prepared, keep_runs=0))
     assert not {f"mlflow_run:{foreign_run}", f"mlflow_run:{unmarked_run}"} & {stored.name for stored in listed.items}
-    assert any(note.startswith("2 runs and models in MLflow are not tagged with this workdir") for note in listed.notes)
+    assert any(
+        note.startswith("gc keeps 2 MLflow runs and models of other or unknown workdirs") for note in listed.notes
+    )
     new_workdir = inventory.take_inventory(
         inventory.CollectionRequest(
             Workdir(tmp_path), DataVersioningConfig(), SilentReporter(), LIMIT, no_registry=True, no_repository=True
         )
     )
     assert not any(stored.kind.startswith("mlflow") for stored in new_workdir.items)
-    assert any("are not tagged with this workdir" in note for note in new_workdir.notes)
+    assert any("of other or unknown workdirs" in note for note in new_workdir.notes)
     all_names = {
         stored.name for stored in inventory.take_inventory(build_request(prepared, keep_runs=0, all_runs=True)).items
     }
@@ -346,7 +349,7 @@ def test_newest_kubeflow_runs_and_whole_sweeps_are_kept_together(
         item.id: item.retention_reason
         for item in registry_retention.list_ended_runs(LIMIT, owner[mlflow_tracking.OWNER_TAG], 1)
     }
-    assert {kept[run_id] for run_id in steps["two"]} == {"one of the newest 1 runs"}
+    assert {kept[run_id] for run_id in steps["two"]} == {"the newest run"}
     assert {kept[run_id] for run_id in (*steps["one"], recipe)} == {""}
     listed = inventory.take_inventory(build_request(prepared, keep_runs=1))
     deleted_ids = [
@@ -420,7 +423,7 @@ def test_wrong_options_are_refused_before_any_listing(tmp_path: Path) -> None:
         garbage_collection._parse_kinds(["everything"])
     assert garbage_collection._parse_age("8w") == 56 * DAY
     work = Workdir(tmp_path)
-    with pytest.raises(UsageError, match="neither in the artifact store nor a run"):
+    with pytest.raises(UsageError, match="neither an artifact in the store nor a run"):
         inventory.pin(work, "../../etc", "because")
     with pytest.raises(UsageError, match="is not pinned"):
         inventory.unpin(work, "a" * 64)

@@ -559,7 +559,7 @@ def test_newest_and_pinned_runs_keep_their_results(workspace: Workspace) -> None
         workspace.work.store / inventory.PINS_FOLDER / "runs"
     ).mkdir()  # created by a pinned path; it broke every later collection
     for word in (".", "..", "runs", "/"):
-        with pytest.raises(UsageError, match="neither in the artifact store nor a run"):
+        with pytest.raises(UsageError, match="neither an artifact in the store nor a run"):
             inventory.pin(workspace.work, word, "because")
     plan, _, _ = plan_deletion(workspace, keep_runs=1)
     assert list_paths(plan) == {runs[1], workspace.work.store / models[1]}

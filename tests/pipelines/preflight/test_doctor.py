@@ -190,12 +190,12 @@ FAULTS: dict[str, FaultCase] = {
             )
         ),
         "grace period of the runtime tuneline",
-        "30 s; save_seconds is 180, plus 30 s to exit",
+        "30 s; required: 210 s (180 s of save_seconds, and 30 s to exit)",
         "Set terminationGracePeriodSeconds of the runtime tuneline to 210 or more",
     ),
     "service account may not create TrainJobs": FaultCase(
         with_trainjob(deny("pods", "create", "trainjobs")),
-        "rights to train as trainjobs",
+        "rights to manage trainjobs",
         f"tuneline may not create trainjobs in {TEAM}",
         "Apply deploy/components/launcher-trainjob/launcher-rbac.yaml",
     ),
@@ -401,7 +401,7 @@ FAULTS: dict[str, FaultCase] = {
             ]
         ),
         "queue team-a",
-        "admits at most 4 of nvidia.com/gpu; 8 requested by fine_tuning",
+        "admits at most 4 of nvidia.com/gpu, but 8 is requested by fine_tuning",
         "Lower resources.fine_tuning.accelerators",
     ),
     "priority class missing": FaultCase(
@@ -419,7 +419,7 @@ FAULTS: dict[str, FaultCase] = {
     "no node with affinity": FaultCase(
         lambda cluster: cluster.edit_platform('"79000"', '"99000"'),
         "nodes for fine_tuning",
-        "none of the 2 nodes satisfies nvidia.com/gpu.memory Gt 99000",
+        "no node satisfies nvidia.com/gpu.memory Gt 99000; checked 2 nodes",
         "scheduling.node_affinity",
     ),
     "taint not tolerated": FaultCase(
@@ -437,7 +437,7 @@ FAULTS: dict[str, FaultCase] = {
     "too few accelerators per node": FaultCase(
         lambda cluster: cluster.edit_platform("accelerators: 8", "accelerators: 16"),
         "nodes for fine_tuning",
-        "16 of nvidia.com/gpu requested; the largest allocatable amount on gpu-1, gpu-2 is 8",
+        "16 of nvidia.com/gpu is requested, but the largest allocatable amount on gpu-1, gpu-2 is 8",
         "Lower resources.fine_tuning.accelerators in platform.yaml to at most 8",
     ),
     "device plugin missing": FaultCase(
@@ -449,7 +449,7 @@ FAULTS: dict[str, FaultCase] = {
     "too little memory per node": FaultCase(
         lambda cluster: cluster.edit_platform("memory: 64Gi", "memory: 300Gi"),
         "nodes for data_curation",
-        "300Gi of memory requested; the largest allocatable amount on cpu-1 is 256Gi",
+        "300Gi of memory is requested, but the largest allocatable amount on cpu-1 is 256Gi",
         "Lower resources.data_curation.memory in platform.yaml to at most 256Gi",
     ),
     "limit range exceeded": FaultCase(
@@ -460,7 +460,7 @@ FAULTS: dict[str, FaultCase] = {
             value=[{"type": "Container", "max": {"memory": "256Gi"}}],
         ),
         "limit ranges",
-        "allows a container at most 256Gi of memory, and 512Gi is requested by fine_tuning",
+        "allows a container at most 256Gi of memory, but 512Gi is requested by fine_tuning",
         "Lower resources.fine_tuning.memory in platform.yaml to 256Gi",
     ),
     "resource quota exceeded": FaultCase(
@@ -593,7 +593,7 @@ def test_complete_cluster_passes_all_checks(cluster: SimulatedCluster) -> None:
     by_name = index_by_name(findings)
     assert by_name["cluster"]["found"] == f"Kubernetes v1.34.1 at {cluster.kubernetes.url}"
     assert by_name["user"]["found"] == f"ci@example.com, in the namespace {TEAM}"
-    assert by_name["nodes for fine_tuning"]["found"] == "2 of 3 fit: gpu-1, gpu-2"
+    assert by_name["nodes for fine_tuning"]["found"] == "suitable: gpu-1, gpu-2 (2 of 3 nodes)"
     assert by_name["MLflow"]["found"] == f"MLflow 3.17.0 at {cluster.external.mlflow}"
     assert by_name["pod dry run"]["found"] == "the API server accepts all 11 pods"
 
@@ -662,7 +662,7 @@ def test_unreadable_runtime_is_not_checked(cluster: SimulatedCluster, monkeypatc
         "not checked: reading trainingruntimes is forbidden",
         False,
     )
-    assert findings["rights to train as trainjobs"]["ok"]
+    assert findings["rights to manage trainjobs"]["ok"]
 
 
 def test_each_fault_has_a_different_finding() -> None:
@@ -673,9 +673,9 @@ def test_each_fault_has_a_different_finding() -> None:
 def test_trainjob_checks_pass_and_missing_event_rights_are_noted(cluster: SimulatedCluster) -> None:
     cluster.use_trainjob()
     by_name = index_by_name(cluster.run_checks())
-    assert [
-        by_name[name]["ok"] for name in ("Kubeflow Trainer", "runtime tuneline", "rights to train as trainjobs")
-    ] == [True] * 3
+    assert [by_name[name]["ok"] for name in ("Kubeflow Trainer", "runtime tuneline", "rights to manage trainjobs")] == [
+        True
+    ] * 3
     deny("pods", "list", "events")(cluster)
     findings = cluster.run_checks()
     assert failed_checks(findings) == []
@@ -939,7 +939,7 @@ def test_hanging_credential_plugin_times_out(folder: Path, monkeypatch: pytest.M
     }
     file.write_text(file.read_text().replace("token: the-cluster-token", f"exec: {json.dumps(run)}"))
     monkeypatch.setattr(cluster_api, "FIRST_CALL_TIMEOUT_SECONDS", 1.0)
-    assert check_connection(monkeypatch, file)["found"] == "the cluster does not answer within 1 seconds"
+    assert check_connection(monkeypatch, file)["found"] == "the cluster does not answer within 1 s"
 
 
 def check_connection(monkeypatch: pytest.MonkeyPatch, file: Path, context: str = "") -> CheckResult:
@@ -971,7 +971,7 @@ def test_silent_kubeflow_is_reported_and_stdout_still_works(
         (finding,) = failed_checks(cluster.run_checks())
         print("seen")
     assert (finding["name"], capsys.readouterr().out) == ("Kubeflow Pipelines", "seen\n")
-    assert "does not answer within 1 seconds" in finding["found"]
+    assert "does not answer within 1 s" in finding["found"]
     assert "--endpoint" in finding["hint"]
 
 

@@ -92,7 +92,7 @@ def test_cause_is_reported_once_for_all_steps() -> None:
         {"rename": [error, given_up], "fsync": [given_up, error]}, ("n1", "n2"), (NFS, NFS), one_host=False
     )
     assert [(check["name"], check["found"]) for check in checks if not check["ok"]] == [
-        ("read-only", "Read-only file system (EROFS) for n1, in the step rename")
+        ("read-only", "n1: Read-only file system (EROFS) in the step rename")
     ]
 
 
@@ -123,7 +123,7 @@ def test_failed_step_replaces_an_advice_or_a_passed_check(
     checks = assessment.assess({**before, **failed}, ("n1", "n2"), (NFS, NFS), one_host=False)
     (check,) = (check for check in checks if check["name"] == name)
     assert (check["ok"], check["needed"], check["hint"]) == (False, True, REMEDIES[name])
-    assert check["found"] == f"{error['text']} for n1, in the step checkpoints; {advice}"
+    assert check["found"] == f"n1: {error['text']} in the step checkpoints; {advice}"
     assert not all_passed(checks)
 
 

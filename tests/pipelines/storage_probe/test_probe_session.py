@@ -73,13 +73,13 @@ def test_correct_storage_passes_all_checks(tmp_path: Path) -> None:
         ("CachedAttributes", ["heartbeats"], "a modification time visible after", False),
         ("TornRename", ["rename"], "found a torn file", True),
         ("GapRename", ["rename"], "found no file", True),
-        ("LostFsync", ["fsync"], "flushed data is not read by the partner while the file is open", True),
+        ("LostFsync", ["fsync"], "flushed data cannot be read by the partner while the file is open", True),
         ("ReadOnly", ["read-only"], "Read-only file system (EROFS)", True),
         ("Quota", ["quota"], "Disk quota exceeded (EDQUOT)", True),
         (
             "NoInodes",
             ["inodes"],
-            "No space left on device (ENOSPC) for first process, in the step checkpoints; 0 free",
+            "first process: No space left on device (ENOSPC) in the step checkpoints; 0 free",
             True,
         ),
         (
@@ -121,7 +121,7 @@ def test_error_of_one_side_is_reported_and_does_not_block_the_other(tmp_path: Pa
     (check,) = get_failed_checks(result).values()
     assert (check["name"], check["found"]) == (
         "quota",
-        "Disk quota exceeded (EDQUOT) for second process, in the step checkpoints",
+        "second process: Disk quota exceeded (EDQUOT) in the step checkpoints",
     )
     assert all(side["files"] for side in result["measured"]["files"])
 

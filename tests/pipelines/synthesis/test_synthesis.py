@@ -70,7 +70,7 @@ def test_limit_of_a_document_is_named_as_the_cause_of_missing_rows(folder: Path)
     (folder / "docs" / "short.md").write_text("# Notes\n\nThe anchor of the Kelby ferry weighs ninety tonnes in all.\n")
     with serve_teacher() as teacher:
         result = synthesize(folder, teacher, "--rows", 14, "--max-document-share", 0.1, "--per-passage", 9)
-    assert "requests were not sent, because their documents have the maximum number of rows" in result["note"]
+    assert " omitted, because the documents have the maximum number of rows" in result["note"]
     assert max(result["diversity"]["documents"].values()) == 3
 
 

@@ -133,7 +133,7 @@ def test_documents_without_text_and_unusable_answers_are_input_errors(folder: Pa
         assert error["message"] == "no answer of stand-in passes the checks: 3 structure"
         asked = ("synthesize", "docs", "-o", "probe", "--teacher", teacher.url, "--dry-run", "--probe", 2)
         probe = tuneline(*asked, cwd=folder).stdout.splitlines()
-        assert "100 rows requested; add documents for more" in probe
+        assert "requested: 100 rows; add documents for more rows" in probe
         assert probe[-2] == "probe: 0 of 2 answers accepted; rejected: 2 structure"
         assert probe[-1].startswith("first rejected answer: structure, ")
         assert probe[-1].endswith(": 'I cannot help with that.'")

@@ -97,10 +97,10 @@ def _read_queue_reason(workload: JsonObject | None) -> str:
         cause = _find_condition(status, "Preempted") or evicted
         return f"evicted by Kueue ({evicted.get('reason', '')}): {cause.get('message', '')}"
     if reserved := _find_condition(status, "QuotaReserved", "False", "Unknown"):
-        return f"waits for quota: {reserved.get('message', '')}"
+        return f"no quota is reserved yet: {reserved.get('message', '')}"
     for check in status.get("admissionChecks") or []:
         if check.get("state") != "Ready":
-            return f"waits for the admission check {check.get('name', '')}: {check.get('message', '')}"
+            return f"the admission check {check.get('name', '')} is not ready: {check.get('message', '')}"
     return ""
 
 

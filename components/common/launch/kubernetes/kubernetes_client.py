@@ -299,7 +299,7 @@ def _call(verb: str, plural: str, call: Callable[[], object]) -> JsonObject | No
             raise RetryableError(f"the API server has not computed the usage of the quota yet: {message}") from None
         if error.status == 403:
             raise _sort_refusal(verb, plural, message) from None
-        hint = "Correct the matching key of the section launcher of platform.yaml."
+        hint = "Correct the matching key in the section launcher of platform.yaml."
         if "ValidatingAdmissionPolicy" in message:
             hint += f" The ConfigMap {LIMITS_NAME} of the namespace lists the allowed values."
         raise ConfigurationError(f"the cluster rejects the job: {message}", hint=hint) from None
@@ -315,13 +315,13 @@ def _call(verb: str, plural: str, call: Callable[[], object]) -> JsonObject | No
 def _sort_refusal(verb: str, plural: str, message: str) -> TunelineError:
     """Return the error for a response 403, whose cause only the text of the API server tells."""
     if "denied the request" in message:  # a webhook, such as Trainer's for a runtime that does not exist, or a policy
-        hint = "Correct the matching key of the section launcher of platform.yaml, such as trainjob.runtime."
+        hint = "Correct the matching key in the section launcher of platform.yaml, such as trainjob.runtime."
         return ConfigurationError(f"the cluster rejects the job: {message}", hint=hint)
     if "exceeded quota" in message:
         hint = "Delete finished jobs of the namespace, or request a larger ResourceQuota, then run the same command again to resume."
         return AccessError(f"the quota of the namespace does not allow another job: {message}", hint=hint)
     if "is being terminated" in message:
-        hint = "Choose another namespace, or wait until it is deleted and create it again."
+        hint = "Choose another namespace, or wait for the deletion and create the namespace again."
         return AccessError(f"the namespace is being deleted: {message}", hint=hint)
     hint = (
         f"Apply deploy/components/launcher-{plural.removesuffix('s')}/launcher-rbac.yaml, which grants the step's service "

@@ -170,7 +170,7 @@ class KubernetesLauncher:
                 return
             kind, name = waiting[0].split()
             if time.monotonic() > deadline:
-                hint = f"Run `kubectl describe {kind} {name}` for the cause, often an unreachable node."
+                hint = f"Run `kubectl describe {kind} {name}` to find the cause, often an unreachable node."
                 raise BusyError(
                     f"{name} is being deleted, but has not terminated within {timeout_seconds:.0f} s", hint=hint
                 )

@@ -290,7 +290,7 @@ def _wait_for_nodes(job: _Job, is_ready: Callable[[], bool], bundle: dict[str, f
     def describe_cluster() -> str:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         fitting = sum(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes)
-        return f"nodes of this size: {fitting} of {len(nodes)}"
+        return f"nodes of at least this size: {fitting} of {len(nodes)}"
 
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
     count, limit = job.command.nodes, job.settings.ray.wait_seconds

@@ -45,7 +45,7 @@ class RaySettings(StrictModel):
             )
         if url_credentials.contains_password(address):
             raise ValueError(
-                "contains a password; expected an address without credentials: the token is in RAY_AUTH_TOKEN (from a "
+                "contains a password; expected an address without credentials; set the token in RAY_AUTH_TOKEN (from a "
                 "secret)"
             )
         return address.rstrip("/")

@@ -58,7 +58,8 @@ class SlurmSettings(StrictModel):
         180,
         ge=10,
         lt=65536,
-        description="Seconds before the time limit at which training saves a checkpoint and the job is requeued (--signal).",
+        description="Seconds between the signal to save a checkpoint (--signal) and the time limit. Slurm then requeues "
+        "the job.",
     )
     reservation: str = Field("", description="Reservation (--reservation). Empty: no reservation.")
     dependency: str = Field(
@@ -106,7 +107,7 @@ class SlurmSettings(StrictModel):
             raise ValueError("is not the address of slurmrestd; expected http://HOST:6820 or https://HOST:6820")
         if url_credentials.contains_password(address):
             raise ValueError(
-                "contains a password; expected an address without credentials: the token is in SLURM_JWT (from a "
+                "contains a password; expected an address without credentials; set the token in SLURM_JWT (from a "
                 "secret) or in rest_token_file"
             )
         return address.rstrip("/")
