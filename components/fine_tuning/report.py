@@ -72,19 +72,22 @@ def render_report(
         seen = f"{distinct:,} of {summary['examples']:,} examples in {draws:,} draws"
     epochs = f"{summary['epochs']:.2f}".removesuffix(".00")
     sentences = [f"Trained for {epochs} {'epoch' if epochs == '1' else 'epochs'} on {summary['learned']} of {seen}."]
-    if config.objective_spec.generates:
+    if config.objective_spec.generates and rows["without_answer"]:
         left_out = format_count(rows["without_answer"], "other row was", "other rows were")
         sentences.append(
             f"{left_out} left out, because the prompt exceeds {config.max_length} tokens or the conversation does not "
             "end with a text answer."
         )
-    else:
-        truncated = format_count(rows["truncated"], "row was", "rows were")
-        skipped = format_count(rows["without_answer"], "other row was", "other rows were")
-        sentences.append(
-            f"{truncated} truncated to {config.max_length} tokens, which removed {format_count(rows['cut_tokens'], 'token')} "
-            f"({rows['cut_share']:.1%} of all). {skipped} skipped, because no token to learn is within that length."
-        )
+    elif not config.objective_spec.generates:
+        if rows["truncated"]:
+            truncated = format_count(rows["truncated"], "row was", "rows were")
+            removed = f"{format_count(rows['cut_tokens'], 'token')} ({rows['cut_share']:.1%} of all)"
+            sentences.append(f"{truncated} truncated to {config.max_length} tokens, which removed {removed}.")
+        else:
+            sentences.append(f"No row was longer than {config.max_length} tokens.")
+        if rows["without_answer"]:
+            skipped = format_count(rows["without_answer"], "row was", "rows were")
+            sentences.append(f"{skipped} skipped, because no token to learn is within that length.")
     if config.packing:
         sentences.append(
             f"The rows were packed into {format_count(summary['examples'], 'row')} of {config.max_length} tokens."

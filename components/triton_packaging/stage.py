@@ -61,7 +61,7 @@ def package(
 
     Args:
         adapters: additional models with the same base, by adapter name; only the vLLM backend supports them.
-        dataset: dataset whose test split measures a quantized model.
+        dataset: dataset whose test split is used to measure a quantized model.
 
     Raises:
         ConfigurationError: the configuration does not fit the model or the backend.

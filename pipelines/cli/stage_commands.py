@@ -174,7 +174,8 @@ def package(
         Path | None,
         typer.Option(
             "--dataset",
-            help="Dataset whose test split measures a quantized model. Default: the dataset that the model was trained on.",
+            help="Dataset whose test split is used to measure a quantized model. Default: the dataset that the model "
+            "was trained on.",
         ),
     ] = None,
     config: ConfigOption = None,

@@ -160,8 +160,8 @@ def package_model(
     Args:
         model: folder of a tuned model, or source of a base model.
         adapters: folders of additional adapters of the same base model, by name; vLLM only.
-        dataset: folder of the dataset whose test split measures a quantized model. Default: the dataset that the model
-            was trained on.
+        dataset: folder of the dataset whose test split is used to measure a quantized model. Default: the dataset
+            that the model was trained on.
 
     Raises:
         ArtifactDamagedError: a model is unfinished or has changed.
