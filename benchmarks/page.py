@@ -65,8 +65,8 @@ tokenizer.
 
 BASELINE = """## Default curation, compared with an earlier commit
 
-CPU seconds are those of `tuneline curate` without a configuration: the median of alternating runs (per checkout and
-source: {repeats}). The baseline is commit `{baseline}`. Memory is the highest peak (PSS). The defaults of the checkouts may differ.
+CPU seconds are those of `tuneline curate` without a configuration: the median of the alternating runs of both checkouts.
+Runs per checkout and source: {repeats}. The baseline is commit `{baseline}`. Memory is the highest peak (PSS). The defaults of the checkouts may differ.
 """
 
 

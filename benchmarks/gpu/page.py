@@ -29,7 +29,7 @@ random weights, which cost the same as trained ones. Texts are the documentation
 {mean:.0f} tokens on average in the packed cases, and answers concatenated into full-length rows in the others. LoRA has rank 16
 on all linear layers, without dropout, in bfloat16.
 
-Tokens are those of the rows, without padding. Rates cover the steps after the first {warmup}. For tuneline, the rate is the mean,
+Token counts exclude padding. Rates cover the steps after the first {warmup}. For tuneline, the rate is the mean,
 including the wait for rows; for TRL, it is the median, which leaves out slow steps. MFU (model FLOPs utilization) counts
 4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter. N is the number of parameters, E that
 of the input embedding, L the number of layers, d the size of the queries, and T the row length. MFU is relative to
@@ -221,7 +221,7 @@ def _describe_resume(resume: dict[str, Any]) -> str:
     return (
         f"SIGKILL ended a LoRA training of the 1B shape after the checkpoint of step {resume['resumed_from']} of 6, from which it resumed.\n"
         f"Its losses differ from those of an uninterrupted run by at most {found['resumed']:.1e} nats. Two uninterrupted\n"
-        f"runs differ by {found['repeated']:.1e}: FlashAttention's backward pass adds in an order that varies.\n"
+        f"runs differ by {found['repeated']:.1e}: FlashAttention's backward pass accumulates gradients in a nondeterministic order.\n"
     )
 
 

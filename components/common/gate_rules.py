@@ -53,7 +53,7 @@ class Rule(BaseModel):
         gt=0,
         lt=1,
         exclude_if=lambda share: share is None,
-        description="Maximum share of items that are worse by more than harm, at the rule's confidence (exact bound). "
+        description="Maximum share of items with a loss of more than `harm`, at the rule's confidence (exact bound). "
         "null: the rule uses min_gain or max_loss.",
     )
     harm: float | None = Field(

@@ -57,11 +57,11 @@ def render_report(
         "trained parameters": summary["parameters"]["trainable"],
     }
     speed = {
-        "tokens per second within steps": summary["step_tokens_per_second"],
+        "tokens per second, without the time between steps": summary["step_tokens_per_second"],
         "model TFLOP/s": flops / 1e12 if flops else None,
         "share of the device's published peak (MFU)": f"{mfu:.1%}" if mfu else "no published peak",
         "peak memory, GB": summary["peak_memory"] / 1e9,
-        "time waiting for data": f"{summary['waited_share']:.1%}",
+        "share of time waiting for data": f"{summary['waited_share']:.1%}",
         "processes": summary["processes"],
         **{f"startup: {phase}, s": seconds for phase, seconds in summary["startup"].items()},
     }
@@ -218,7 +218,7 @@ def _render_rewards(log: Log) -> str:
         (
             ("truncated_answers", "equal_reward_groups"),
             "share",
-            "Share of answers that were cut off, and of prompts whose answers all have the same reward.",
+            "Share of truncated answers, and share of prompts whose answers all have the same reward.",
         ),
         (
             ("kl", "entropy"),

@@ -221,15 +221,17 @@ REWARDS: dict[RewardName, Reward] = {
         "the answer is a JSON value", _score_each(lambda _: lambda rollout: json_answers.score_json(rollout.answer))
     ),
     "json_schema": Reward(
-        "the answer is JSON that matches json_schema", _score_each(_build_schema_check), "json_schema"
+        "the answer is JSON that matches `json_schema`", _score_each(_build_schema_check), "json_schema"
     ),
     "json_match": Reward(
         "share of the keys of the two JSON objects, in the answer and in the row's answer, whose values are equal",
         _score_each(lambda _: lambda rollout: score_json_match(rollout.answer, rollout.reference)),
     ),
-    "regex": Reward("the whole answer matches pattern", _score_each(_build_regex_check), "pattern"),
+    "regex": Reward(
+        "the whole answer matches the regular expression `pattern`", _score_each(_build_regex_check), "pattern"
+    ),
     "length": Reward(
-        "1 for an answer of at most max_words words, decreasing to 0 at twice that number",
+        "1 for an answer of at most `max_words` words, decreasing to 0 at twice that number",
         _score_each(_build_length_check),
         "max_words",
     ),

@@ -74,7 +74,7 @@ def write(model: str, number: int, seal: str, signature: str) -> None:
     except (OSError, TunelineError) as error:
         raise RegistryError(
             f"entry {number} of the history of {model} is recorded, but its checkpoint was not written: {error}",
-            hint=f"Make {describe_location(model)} writable; the next entry writes the checkpoint.",
+            hint=f"Make {describe_location(model)} writable. tuneline writes the checkpoint with the next history entry.",
         ) from None
 
 

@@ -120,7 +120,7 @@ def parse_uri(text: str, source: str) -> KeyUri:
     if "pin-source" in values:
         pin = Path(unquote(unquote(values["pin-source"]).removeprefix("file:")))
         if not pin.is_absolute() or pin.root != "/" or "\0" in str(pin):
-            raise _uri_error(source, "another pin-source", "the absolute path of a file, or file:/PATH")
+            raise _uri_error(source, "an unsupported pin-source", "the absolute path of a file, or file:/PATH")
     return KeyUri(
         token=unquote(values["token"]) if "token" in values else None,
         serial=unquote_to_bytes(values["serial"]) if "serial" in values else None,

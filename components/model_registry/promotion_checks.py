@@ -212,7 +212,7 @@ def _check_signatures(
             objections.append(f"{in_force.title} requires signatures; the history is not signed")
         if checkpoints.read(name) is None:
             location = checkpoints.describe_location(name)
-            objections.append(f"{in_force.title} requires signatures; the history has no checkpoint in {location}")
+            objections.append(f"{in_force.title} requires signatures; the checkpoint {location} does not exist")
     return RequirementResult(
         requirement="signatures of the version's lineage and history",
         met=not objections,

@@ -167,10 +167,10 @@ def _check_harmed_share(rule: Json, items: ScoredItems, kind: str) -> str:
     p_value = compute_binomial_p_value(harmed, count, rule["max_harmed_share"])
     if p_value > 1 - rule["confidence"] + RELATIVE_TOLERANCE:
         return f"{harmed} of {count} items are harmed"
-    if rule["acceptance_p"] is None or not math.isclose(rule["acceptance_p"], p_value, rel_tol=1e-6, abs_tol=1e-12):
-        return (
-            f"its p-value is {rule['acceptance_p']}; for {harmed} of {count} items harmed, the p-value is {p_value:.4g}"
-        )
+    recorded = rule["acceptance_p"]
+    if recorded is None or not math.isclose(recorded, p_value, rel_tol=1e-6, abs_tol=1e-12):
+        found = "it records no p-value" if recorded is None else f"its recorded p-value is {recorded}"
+        return f"{found}; recomputed for {harmed} of {count} items harmed, the p-value is {p_value:.4g}"
     return ""
 
 

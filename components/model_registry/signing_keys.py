@@ -122,7 +122,7 @@ def _load_hardware_signer(name: str) -> tuple[Signer, EllipticCurvePublicKey]:
     private, found = hardware_keys.load_hardware_key(uri, KEY_VARIABLE, pin)
     if not is_supported(found):
         raise ConfigurationError(
-            f"{KEY_VARIABLE}: the HSM has a key on another curve; expected {', '.join(CURVES)}",
+            f"{KEY_VARIABLE}: the key in the HSM is not on a supported curve; expected P-256, P-384 or P-521",
             hint="Create an elliptic-curve key on P-256, P-384 or P-521 in the HSM.",
         )
     public = cast("EllipticCurvePublicKey", found)
@@ -163,8 +163,8 @@ def _check_permissions(path: Path, secret: str) -> None:
         raise ConfigurationError(
             f"{KEY_VARIABLE}: {path} has mode {stat.S_IMODE(status.st_mode):04o}, so other users can read or change the "
             f"{secret}; expected 0600 or 0400",
-            hint=f"Run chmod 600 {path}, or set defaultMode: 0400 of a Kubernetes secret. If others had access, create "
-            "a new key and revoke this one.",
+            hint=f"Run chmod 600 {path}, or mount the Kubernetes secret with defaultMode: 0400. If others had access, replace the "
+            f"{secret}, and revoke the key.",
         )
 
 

@@ -419,9 +419,9 @@ class Platform(StrictModel):
     volume: Volume = Field(Volume(), description="The volume that all pods share.")
     store: str = Field(
         "",
-        description="Address of the artifact store, which includes imported base models: s3://bucket/prefix. The "
-        "volume then contains copies. Set AWS_ENDPOINT_URL under `environment` and the keys under `secrets`. "
-        "Empty: a folder on the volume.",
+        description="Address of the artifact store: s3://bucket/prefix. Empty: a folder on the volume. A bucket also stores "
+        "imported base models, and the volume contains only copies. For a bucket, set AWS_ENDPOINT_URL under "
+        "`environment` and the keys under `secrets`.",
     )
     claims: list[Claim] = Field(
         [], description="Additional volumes of all pods, for example [{claim: corpus, mount: /corpus}]."

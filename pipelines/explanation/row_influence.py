@@ -298,5 +298,9 @@ def _correlate(scored: dict[int, float], candidates: Candidates) -> float | None
 
 def _describe_method(model: LoadableModel, sketch: GradientSketch) -> str:
     parts = "the adapter" if model.adapter else f"the matrices of the last {row_gradients.LAST_LAYERS} layers"
-    projected = f", projected from {sketch.size:,} to {sketch.length:,} numbers" if sketch.length < sketch.size else ""
-    return f"ridge kernel of the gradients of {parts} at the published weights (λ = {RIDGE:g} of the mean diagonal){projected}"
+    projected = (
+        f"; gradients projected from {sketch.size:,} to {sketch.length:,} dimensions"
+        if sketch.length < sketch.size
+        else ""
+    )
+    return f"ridge-regularized gradient kernel of {parts} at the published weights (λ = {RIDGE:g} × the mean of the diagonal){projected}"

@@ -34,7 +34,7 @@ class GatewayMetrics:
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.token_gap = Histogram(
-            "tuneline_gateway_inter_token_seconds", "Time between two parts of an answer, per token.", labels,
+            "tuneline_gateway_inter_token_seconds", "Time between consecutive chunks of an answer, per token.", labels,
             buckets=TOKEN_SECONDS, registry=registry,
         )  # fmt: skip
         self.prompt_tokens = Counter("tuneline_gateway_prompt_tokens", "Prompt tokens.", labels, registry=registry)

@@ -49,7 +49,9 @@ def parse_gpu(text: str) -> tuple[Accelerator, int | None]:
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
         suggestion = f"Did you mean {' or '.join(nearest)}? " if nearest else ""
-        raise UsageError(f"--gpu {name!r} is not a known accelerator", hint=f"{suggestion}Known: {', '.join(known)}.")
+        raise UsageError(
+            f"--gpu {name!r} is not a known accelerator", hint=f"{suggestion}Known accelerators: {', '.join(known)}."
+        )
     if count and not re.fullmatch(r"[1-9]\d{0,5}", count):
         raise UsageError(
             f"--gpu {text}: {count!r} is not a number of GPUs", hint=f"Use TYPE or TYPE:COUNT, such as {name}:8."

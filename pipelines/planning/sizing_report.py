@@ -27,9 +27,9 @@ def format_size(result: Json) -> list[str]:
         f"          ZeRO stage {layout['zero_stage']}, micro-batch {layout['micro_batch']}, {recomputation} "
         f"recomputation{extra}",
         f"memory    {result['memory_gib_per_gpu']:g} GiB per GPU: {parts}",
-        f"speed     {_format_cases(result['tokens_per_second'])} tokens/s",
-        f"time      {_format_cases(result['hours'])} hours",
-        f"compute   {_format_cases(result['gpu_hours'])} GPU-hours"
+        f"speed     {_format_cases(result['tokens_per_second'], 'tokens/s')}",
+        f"time      {_format_cases(result['hours'], 'hours')}",
+        f"compute   {_format_cases(result['gpu_hours'], 'GPU-hours')}"
         + (f", {result['flops']:.2g} FLOPs" if result["flops"] else ""),
         *_format_energy(result),
     ]
@@ -175,25 +175,26 @@ def render_list(texts: Sequence[str]) -> str:
     return "".join(html_report.render_paragraph(text) for text in texts)
 
 
-def _format_cases(values: Mapping[str, float] | None) -> str:
-    """Format a range from low to best, or "unknown"."""
+def _format_cases(values: Mapping[str, float] | None, unit: str) -> str:
+    """Format the values of the three cases with their unit, or "unknown"."""
     if values is None:
         return "unknown"
-    return " – ".join(f"{values[case]:,g} {case}" for case in CASES)
+    figures = " – ".join(f"{values[case]:,g}" for case in CASES)
+    return f"{figures} {unit}".rstrip() + f" ({' – '.join(CASES)} case)"
 
 
 def _format_energy(result: Json) -> list[str]:
     lines, energy, cost = [], result["energy"], result["cost"]
     if energy:
         used = (
-            f"; energy {_format_cases(energy['kwh'])} kWh per training run (PUE {energy['pue']:g})"
+            f"; energy per training run: {_format_cases(energy['kwh'], 'kWh')}, PUE {energy['pue']:g}"
             if energy["kwh"]
             else ""
         )
         lines.append(f"power     {energy['kilowatts']:g} kW{used}")
     if cost["total"]:
         parts = " and ".join(name for name in ("gpus", "energy") if cost[name]).replace("gpus", "GPUs")
-        lines.append(f"cost      {_format_cases(cost['total'])} per training run, for {parts}")
+        lines.append(f"cost      {_format_cases(cost['total'], '')} per training run, for {parts}")
     return lines
 
 

@@ -70,7 +70,8 @@ def find_storage_node(name: str) -> StorageNode:
         nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
         suggestion = f"Did you mean {nearest[0]}? " if nearest else ""
         raise UsageError(
-            f"--storage-node {name!r} is not a known storage node", hint=f"{suggestion}Known: {', '.join(known)}."
+            f"--storage-node {name!r} is not a known storage node",
+            hint=f"{suggestion}Known storage nodes: {', '.join(known)}.",
         )
     return known[name.lower()]
 

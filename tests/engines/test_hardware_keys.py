@@ -112,7 +112,7 @@ def test_certificate_must_be_for_the_key(token: Path, tmp_path: Path, monkeypatc
         ({"key": "object=missing"}, "no elliptic-curve key pair with this label or ID exists, or it needs a PIN"),
         ({"label": "absent"}, "the token absent in .* cannot be used: no token with this label"),
         ({"pin": "absent"}, r"the PIN file .*/absent \(pin-source\) cannot be read"),
-        ({"key": "object=koblitz"}, "the HSM has a key on another curve; expected secp256r1, secp384r1, secp521r1"),
+        ({"key": "object=koblitz"}, "the key in the HSM is not on a supported curve; expected P-256, P-384 or P-521"),
     ],
 )
 def test_run_reports_an_unusable_key_before_training(

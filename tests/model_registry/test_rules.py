@@ -108,9 +108,9 @@ def test_share_of_harmed_items_is_recomputed() -> None:
     assert check_result(SHARE_RULE, losses, **honest) == []
     [objection] = check_result(SHARE_RULE, losses, **honest | {"harmed_items": 0})
     assert objection == f"{HOLDS}it counts 0 harmed items; its predictions have 1"
-    for p_value in (None, 0.001):
+    for p_value, found in ((None, "it records no p-value"), (0.001, "its recorded p-value is 0.001")):
         [objection] = check_result(SHARE_RULE, losses, **honest | {"acceptance_p": p_value})
-        assert objection == f"{HOLDS}its p-value is {p_value}; for 1 of 60 items harmed, the p-value is 0.01378"
+        assert objection == f"{HOLDS}{found}; recomputed for 1 of 60 items harmed, the p-value is 0.01378"
     few = {"harmed_items": 0, "acceptance_p": significance.compute_binomial_p_value(0, 28, 0.1)}
     assert check_result(SHARE_RULE, [1.0] * 28, **few) == [f"{HOLDS}0 of 28 items are harmed"]
     for count, items, share in ((0, 29, 0.1), (3, 80, 0.1), (900, 10_000, 0.1), (40, 2_000_000, 0.001)):

@@ -342,7 +342,7 @@ def test_missing_checkpoint_is_refused_until_the_audit_writes_one(signed: Signed
     shutil.rmtree(signed.store / "checkpoints")
     newest = registry_history.read(signed.client, NAME)[-1]
     signed.client.delete_model_version(HISTORY, str(newest.number))
-    with pytest.raises(RegistryError, match=r"requires signatures; the history has no checkpoint in .*helper.json"):
+    with pytest.raises(RegistryError, match=r"requires signatures; the checkpoint .*helper.json does not exist"):
         rollback(NAME, reporter=QUIET)
     assert any("has no checkpoint" in note for note in audit(NAME, reporter=QUIET).notes)
     assert any("has no checkpoint" in objection for objection in list_serving_objections("1"))
@@ -836,7 +836,7 @@ def test_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest.Mo
         *(
             (
                 f"pkcs11:object=a?module-path=/hsm.so&pin-source={pin}",
-                "has another pin-source; expected the absolute path",
+                "has an unsupported pin-source; expected the absolute path",
             )
             for pin in ("|cat", "//host/pin", "//[pin", "/pin%00", "http:/pin")
         ),

@@ -1212,7 +1212,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
     "TUNELINE_SIGNING_KEY_FILE: the PKCS#11 module … does not exist": ("configuration", 2),
     "TUNELINE_SIGNING_KEY_FILE: the PIN file … (pin-source) cannot be read": ("configuration", 2),
     "TUNELINE_SIGNING_KEY_FILE: the token … in … cannot be used: …": ("configuration", 2),
-    "TUNELINE_SIGNING_KEY_FILE: the HSM has a key on another curve; expected secp256r1, secp384r1, secp521r1": (
+    "TUNELINE_SIGNING_KEY_FILE: the key in the HSM is not on a supported curve; expected P-256, P-384 or P-521": (
         "configuration",
         2,
     ),

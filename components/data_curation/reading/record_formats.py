@@ -303,11 +303,11 @@ def _extract_turn_text(turn: Fields) -> str:
         texts = []
         for part in content:
             is_text = isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text")
-            if not is_text or not isinstance(part.get("text"), str):
-                found = quote_name(str(part.get("type"))) if isinstance(part, dict) else type(part).__name__
-                raise RecordFormatError(
-                    f"a turn with a part of type {found}; expected text, input_text or output_text with a string"
-                )
+            found = quote_name(str(part.get("type"))) if isinstance(part, dict) else type(part).__name__
+            if not is_text:
+                raise RecordFormatError(f"a turn with a part of type {found}; expected text, input_text or output_text")
+            if not isinstance(part.get("text"), str):
+                raise RecordFormatError(f"a turn with a part of type {found} whose text is not a string")
             texts.append(part["text"])
         content = "\n".join(texts)
     if content is not None and not isinstance(content, str):

@@ -173,7 +173,7 @@ def _describe_s3_error(uri: str, causes: list[BaseException], names: list[str], 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
     endpoint = re.sub("//.*@", "//", endpoint)
     if isinstance(error, FileNotFoundError) and (_has_class_name(names, "NoSuchBucket") or _is_bucket_missing(bucket)):
-        hint = f"Check the bucket name {bucket!r} and AWS_ENDPOINT_URL."
+        hint = f"Check the bucket name {bucket!r} and AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL."
         return f"is in a bucket that does not exist at {endpoint}", hint
     if isinstance(error, FileNotFoundError):
         return "does not exist", f"Check the key, which is case-sensitive: aws s3 ls s3://{bucket}/"

@@ -72,8 +72,8 @@ class Memorisation(TaskSettings):
     search_leaks: bool = Field(
         False,
         exclude_if=operator.not_,
-        description="Measure leaked instead of reproduced: rows with personal data come first, with the text before the data "
-        "as the prompt. Other rows, which cannot leak, fill the sample. Personal data is masked in the stored texts.",
+        description="Report the metric `leaked` instead of `reproduced`. Rows with personal data come first, with a prompt that "
+        "ends before the data. Other rows fill the sample and count as not leaked. Personal data is masked in the stored texts.",
     )
 
     def estimate_tokens(self, rows: int, mean_length: float) -> float:
