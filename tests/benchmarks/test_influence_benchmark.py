@@ -65,4 +65,4 @@ def test_page_states_met_and_missed_goals() -> None:
     assert f"({CASES[1].name}): **missed** (-0.30 ± " in page
     assert "| gradient kernel (tuneline) | 0.80 ± 0.01 | 0.50 |" in page
     assert "| leave one out | 6.00 ± 0.00 | 1.00 ± 0.00 | 6.00 ± 0.00 | 1.00 ± 0.00 |" in page
-    assert "the last question takes 6.0 instead of 2.0 seconds" in page
+    assert "the last question takes 6.0 instead of 2.0 CPU seconds" in page

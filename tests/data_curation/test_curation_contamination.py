@@ -132,7 +132,7 @@ def test_items_with_too_few_words_are_counted_and_reported(build_index):
     assert index.sets == {"bench.jsonl": {"items": 2, "unsearchable": 1, "unreadable": 0}}
     assert reporter.texts == [
         "evaluation set bench.jsonl: the question of 1 of 2 items cannot be searched for: it is too short, is a common "
-        "phrase or contains only numbers and single letters"
+        "phrase, or contains only numbers and single letters"
     ]
     assert index.find_contamination("Who are you?") is None
 
@@ -384,7 +384,7 @@ def test_items_that_cannot_be_found_are_reported_if_worker_processes_prepare_the
     config, reporter = DataCurationConfig(workers=2), RecordingReporter()
     with preview_curation(sources, config, seed=1, reporter=reporter, benchmarks=sets) as result:
         assert result.prepared.evaluation_sets == {"exam.jsonl": {"items": 1, "unsearchable": 1, "unreadable": 0}}
-    assert reporter.texts[0].startswith("evaluation set exam.jsonl: 1 of 1 item cannot be found")
+    assert reporter.texts[0].startswith("evaluation set exam.jsonl: the question of 1 of 1 item cannot be searched for")
 
 
 def test_item_with_personal_data_is_found_before_redaction(build_index, tmp_path):

@@ -221,7 +221,9 @@ def test_refusals_in_pairs_labelled_rows_and_tool_use_are_kept():
 def test_conversation_is_rejected_if_half_of_its_answers_refuse():
     refusal, good = "assistant: I'm sorry, but I can't assist with that.", "assistant: It rains."
     question = f"user: {QUESTION}"
-    assert find_rejection(build_chat(question, good, question, refusal))[1].startswith("1 of 2 answers are")
+    assert find_rejection(build_chat(question, good, question, refusal))[1].startswith(
+        "boilerplate refusals in 1 of 2 answers"
+    )
     assert find_rejection(build_chat(question, good, question, refusal, question, good)) is None
 
 

@@ -153,7 +153,7 @@ def test_limits_of_the_launcher_list_what_the_platform_uses(overlay: str) -> Non
         assert finding["ok"], finding["found"]
         limits["data"]["images"] = "registry.example/other:1"
         (finding,) = launcher_checks.check_limits(platform, limits, team_namespace(overlay))
-        assert finding["found"] == f"not listed: {platform.images.training} (images)"
+        assert finding["found"] == f"not in tuneline-launcher-limits: {platform.images.training} (images)"
         del limits["data"]["annotations"]
         (finding,) = launcher_checks.check_limits(platform, limits, team_namespace(overlay))
         assert finding["found"].endswith("k8s.v1.cni.cncf.io/networks=roce (annotations)")

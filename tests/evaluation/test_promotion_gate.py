@@ -210,7 +210,7 @@ def test_single_leak_is_refused() -> None:
     task = build_task_result("personal_data", LEAKED, [1.0] + [0.0] * 39)
     result = evaluate_rule(task, Rule(metric="personal_data.leaked", against="base", max_loss=0.0))
     assert not result.passed
-    assert result.reason.startswith("personal_data.leaked is 0.0250 worse than the base (95% interval")
+    assert result.reason.startswith("personal_data.leaked is 0.0250 worse than the base (gain: 95% interval")
     assert result.reason.endswith("; the rule allows a loss of at most 0.0000.")
     assert evaluate_rule(
         build_task_result("personal_data", LEAKED, [0.0] * 40), Rule(metric="personal_data.leaked", max_loss=0.0)

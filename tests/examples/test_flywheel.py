@@ -83,7 +83,7 @@ def test_page_tells_the_story_of_the_results() -> None:
     for expected in (
         "The drift check raised an alarm on day 10.",
         "225 corrected answers yielded 130 training rows for version 2",
-        "On the days after that, the drift check raised no alarm",
+        "On the following days, the drift check raised no alarm",
         "e-value 48.5; the threshold is 20",
         "better on held-back questions: decided after 31 of 87 pairs",
         "better, decided after 14 of 50 pairs",
@@ -165,7 +165,7 @@ def test_finished_steps_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_taken_folder_and_port_are_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(OutputOccupiedError, match="other contents"):
+    with pytest.raises(OutputOccupiedError, match="does not contain this example"):
         flywheel.run(tmp_path, 0)
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "flywheel.json").write_text('{"steps": {}}')

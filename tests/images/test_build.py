@@ -104,7 +104,7 @@ def test_security_page_states_the_minimum_of_the_build() -> None:
         .read_text(encoding="utf-8")
         .partition("## Vulnerabilities of Triton")[2]
     )
-    assert f"refuses a base with a Triton older than {minimum} (`images/triton_version.sh`)" in page
+    assert f"refuses base images with a Triton older than {minimum} (`images/triton_version.sh`)" in page
     table = page.partition("| bulletin |")[2].partition("\n\n")[0]
     fixed = [version for line in table.splitlines()[2:] for version in re.findall(r"\d\d\.\d\d", line)]
     assert max(fixed) == minimum

@@ -158,7 +158,7 @@ def test_machine_is_compared_with_the_demand(tmp_path: Path, monkeypatch: pytest
     }
     assert not results["memory for triton_packaging"]["ok"]  # two models of 30 GiB
     assert results["memory for evaluation"]["ok"]
-    assert "of each process: weights 30.1" in results["memory for fine_tuning"]["found"]
+    assert "per process: weights 30.1" in results["memory for fine_tuning"]["found"]
     assert "repository 30" in results["disk space for a run"]["found"]
 
 

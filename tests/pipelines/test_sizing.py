@@ -319,7 +319,11 @@ def test_text_names_what_binds_formulas_and_assumptions(tmp_path: Path) -> None:
         (("--model", "9"), "is not between", "8b"),
         (("--precision", "fp8", "--gpu", "a100"), "a100 has no fp8 rate", "bf16"),
         (("--stack", "fast"), "--stack is 'fast'; expected standard or tuned", "--stack standard"),
-        (("--objective", "ppo"), "--objective is 'ppo'", "grpo or rloo"),
+        (
+            ("--objective", "ppo"),
+            "--objective is 'ppo'; expected sft, dpo, kto, orpo, simpo, grpo or rloo",
+            "--objective sft",
+        ),
         (("--adaptation", "lorra"), "fine_tuning.adaptation: found 'lorra'", "configuration.md"),
         (("--gpu", "h200:8", "--global-batch", "4"), "--global-batch 4 is too small", "--global-batch 8"),
         (("--model", "gone.json"), "gone.json cannot be read: No such file", "config.json"),

@@ -134,7 +134,7 @@ def test_package_has_rounded_weights_and_equal_bytes_when_repeated(
     assert result["increase"] == pytest.approx(result["loss"] - result["unquantized_loss"])
     assert result["ci95"][0] <= result["increase"] <= result["ci95"][1] <= result["increase_bound"] <= 0.05
     assert result["weight_bytes"] < 0.6 * result["unquantized_weight_bytes"]
-    assert "The allowed increase is 0.0500" in (first.path / "report.html").read_text(encoding="utf-8")
+    assert "0.0500 is allowed." in (first.path / "report.html").read_text(encoding="utf-8")
 
     folder = first.path / "tuneline"
     parameters = triton_config.read_parameters(folder)
@@ -244,7 +244,9 @@ def test_served_answers_match_the_rounded_model(
 
 
 def test_loss_above_the_margin_is_refused(adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path) -> None:
-    with pytest.raises(QuantizationError, match=r"on 12 test rows.*an increase of .*quantization_margin allows 0.0000"):
+    with pytest.raises(
+        QuantizationError, match=r"on 12 test rows.*The increase is .*quantization_margin allows 0.0000"
+    ):
         build(adapted_model, tmp_path / "out", dataset, margin=1e-9)
     assert not (tmp_path / "out" / "manifest.json").exists()
 

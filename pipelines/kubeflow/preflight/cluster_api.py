@@ -35,6 +35,10 @@ CERTIFICATE_PROBLEM = "its certificate cannot be verified"
 KUBECONFIG_HINT = "Make `kubectl version` work on this machine: set KUBECONFIG, choose --context, or renew your login."
 
 
+class SilentServerError(EngineMissingError):
+    """A server does not answer in time."""
+
+
 class ForbiddenError(AccessError):
     """The API server accepts the credentials, but does not permit the call."""
 
@@ -190,7 +194,7 @@ def run_with_timeout(seconds: float, server: str, work: Callable[[], Answer]) ->
     threading.Thread(target=run, daemon=True).start()
     if futures.wait([future], seconds).not_done:
         sys.stdout = stdout
-        raise EngineMissingError(f"{server} does not answer within {seconds:g} s", hint=KUBECONFIG_HINT)
+        raise SilentServerError(f"{server} does not answer within {seconds:g} s", hint=KUBECONFIG_HINT)
     return future.result()
 
 

@@ -15,7 +15,12 @@ from components.common.runtime import url_credentials
 from components.common.runtime.errors import TunelineError
 from pipelines.kubeflow import submission
 from pipelines.kubeflow.preflight.check_context import CheckContext
-from pipelines.kubeflow.preflight.cluster_api import CERTIFICATE_PROBLEM, ForbiddenError, run_with_timeout
+from pipelines.kubeflow.preflight.cluster_api import (
+    CERTIFICATE_PROBLEM,
+    ForbiddenError,
+    SilentServerError,
+    run_with_timeout,
+)
 from pipelines.kubeflow.preflight.http_calls import describe_failure, send
 from pipelines.kubeflow.preflight.secret_checks import build_trust_context, read_secret_value
 
@@ -152,8 +157,8 @@ def check_kubeflow(context: CheckContext) -> Iterator[CheckResult]:
     try:
         health = run_with_timeout(SERVER_TIMEOUT_SECONDS, server.address, lambda: submission.get_health(server))
     except TunelineError as error:
-        is_timeout = error.message.endswith("seconds")
-        hint = f"Check --endpoint and the network: {submission.ENDPOINT_HINT}." if is_timeout else error.hint
+        is_silent = isinstance(error, SilentServerError)
+        hint = f"Check --endpoint and the network: {submission.ENDPOINT_HINT}." if is_silent else error.hint
         yield check_result(title, False, submission.mask_values(error.message, server.sent_credentials), hint)
         return
     if bool(health.get("multi_user")) != context.is_multi_user:

@@ -49,7 +49,9 @@ def test_words_and_rows_as_json_and_page(home: Path, dataset: Artifact) -> None:
     ]
     row = result["training_rows"][0]
     assert (row["id"], row["lexical_rank"], row["random_share"], row["source"]) == (PLANTED_ID, 1, 0.0, "made")
-    assert result["method"].startswith("leave one word out, in nats of the answer's log-probability; ridge-regularized gradient kernel")
+    assert result["method"].startswith(
+        "leave one word out, in nats of the answer's log-probability; ridge-regularized gradient kernel"
+    )
     assert result["dataset"] == {"sha256": dataset.sha256, "revision": ""}
     page = (home / "page" / "explanation.html").read_text()
     assert "A training step on one of these rows raises" in page
