@@ -87,7 +87,7 @@ def test_page_tells_the_story_of_the_results() -> None:
         "e-value 48.5; the threshold is 20",
         "better on held-back questions: decided after 31 of 87 pairs",
         "better, decided after 14 of 50 pairs",
-        "better on 50 live ones",
+        "On 50 live questions that it answered as a shadow, version 2 was better.",
         "version 2 is the champion",
         "What is &lt;x&gt;?",
     ):
