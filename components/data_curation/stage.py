@@ -255,13 +255,20 @@ def describe_sources_without_rows(sources: Sequence[Source], prepared: PreparedR
     ]
 
 
-def describe_few_test_rows(rows: int) -> str | None:
-    """Return a warning if the test split has too few rows to show a small difference; None otherwise."""
-    if not 0 < rows < MIN_DECISIVE_ITEMS:
+def describe_few_test_rows(items: int, *, is_limited: bool = False) -> str | None:
+    """Return a warning if the held-out evaluation has too few items to show a small difference; None otherwise.
+
+    Args:
+        items: number of evaluated test rows.
+        is_limited: whether evaluation.max_items leaves test rows out.
+    """
+    if not 0 < items < MIN_DECISIVE_ITEMS:
         return None
+    action = "Add rows, or increase the test fraction in data_curation.fractions"
+    if is_limited:
+        action = "Raise evaluation.max_items"
     return (
-        f"the held-out evaluation has {format_count(rows, 'item')}: only a large difference is significant. "
-        "Add rows, or increase the test fraction in data_curation.fractions"
+        f"the held-out evaluation has {format_count(items, 'item')}: only a large difference is significant. {action}"
     )
 
 
@@ -634,7 +641,8 @@ def _report_documents(prepared: PreparedRows, config: DataCurationConfig, report
     """Report text files that are read as documents, and estimated lengths. Return the notes for the report."""
     kinds = {kind for chunk in prepared.chunks for kind in chunk.documents}
     notes = []
-    if wrapped := sorted(f".{kind}" for kind in kinds if f".{kind}" in PLAIN_TEXT_SUFFIXES):
+    is_automatic = config.text_unit == "auto"
+    if is_automatic and (wrapped := sorted(f".{kind}" for kind in kinds if f".{kind}" in PLAIN_TEXT_SUFFIXES)):
         notes.append(
             f"{' and '.join(wrapped)} files with wrapped paragraphs are read by section; set data_curation.text_unit to "
             "line to read them line by line"

@@ -220,9 +220,29 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
     else:
         small = ""
         if bound <= 0 < gain.value:
-            small = f"; the difference is too small for the number of items: only gains above {detectable:.4f} are significant"
+            needed = estimate_needed_items(gain.items, gain.value, gain.value - interval.low, detectable)
+            small = (
+                f"; the difference is too small for the number of items: only gains above {detectable:.4f} are "
+                f"significant, and this gain requires about {needed:,} items"
+            )
         reason = f"{measured}{small}; the rule requires a gain above {rule.min_gain:+.4f}."
     return RuleResult(rule, passed, reason, interval, bound, acceptance_p_value=p_value, detectable=detectable)
+
+
+def estimate_needed_items(items: int, gain: float, noise: float, detectable: float) -> int:
+    """Estimate the number of items for which a gain would be significant.
+
+    Args:
+        items: Number of measured items.
+        gain: Measured gain.
+        noise: Half the width of the gain's interval, which is proportional to 1 / √items.
+        detectable: Distance of the gain from its lower bound. The part beyond `noise` allows for losses of unseen items
+            and is proportional to 1 / items.
+    """
+    unseen = max(detectable - noise, 0.0)
+    # gain = noise · x + unseen · x², with x = √(items / needed)
+    root = 2 * gain / (noise + math.sqrt(noise**2 + 4 * unseen * gain))
+    return math.ceil(items / root**2)
 
 
 def _evaluate_harmed_share(rule: Rule, result: TaskResult, metric: str) -> RuleResult:

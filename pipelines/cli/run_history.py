@@ -126,13 +126,14 @@ def cancel(name: RunArgument, workdir: WorkdirOption = DEFAULT_WORKDIR_PATH, as_
         if before["state"] == "running":
             reporter.step(f"stopping {run.name} ({before['progress']}); waiting for the run to save its work")
         run_folder.cancel_run(run, on_wait=lambda seconds: reporter.progress(int(seconds), None, "seconds"))
-    now = run_status.summarize_run(run)
+    now = run_status.describe_run(run)
+    reason = f": {now['error']['message']}" if now["error"] else ""
     lines = (
         [f"{now['run']} finished before it could be stopped"]
         if now["state"] == "finished"
         else [
-            f"{now['run']} is {now['state']} ({now['progress']})",
-            "To resume it, run the same `tuneline run` command again.",
+            f"{now['run']} is {now['state']} ({now['progress']}){reason}",
+            "To resume it from its last checkpoint, run the same `tuneline run` command again.",
         ]
     )
     print_result({"run": run.name, "state": now["state"], "stage": now["stage"]}, as_json, lines)

@@ -684,11 +684,11 @@ def _list_limits(survey: RunSurvey) -> list[str]:
         warnings.append(
             f"training skips {format_count(left_out, 'row')} without an answer within {survey.recipe.max_length} tokens"
         )
-    items, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
-    items = min(items, limit) if limit else items
+    rows, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
+    items = min(rows, limit) if limit else rows
     on_test_rows = ("held_out", "reward")
     if any(task.kind in on_test_rows and not task.list_file_paths() for task in survey.config.evaluation.tasks):
-        if few := describe_few_test_rows(items):
+        if few := describe_few_test_rows(items, is_limited=items < rows):
             warnings.append(few)
         names = [task.name for task in survey.config.evaluation.tasks if task.kind in on_test_rows]
         required = promotion_gate.compute_min_items_by_task(

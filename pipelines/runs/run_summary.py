@@ -35,9 +35,12 @@ def format_run(result: dict[str, Any]) -> list[str]:
         if Path(result["workdir"]) != artifact_store.Workdir.from_environment().root:
             target += f" --workdir {shlex.quote(result['workdir'])}"
         lines.append(f"not promoted; to promote this version: {command} promote {target}")
-    if artifacts["repository"]:
+    if artifacts["repository"]:  # a refused model is not packaged
         lines.append(f"chat with the model: {command} chat {artifacts['repository']}")
         lines.append(f"serve the model: {command} serve {artifacts['repository']}")
+    elif result["verdict"] == "refused" and artifacts.get("model"):
+        package = f"{command} package {artifacts['model']} -o refused-model"
+        lines.append(f"not packaged; to try the refused model: {package} && {command} chat refused-model")
     if str(registered["tracking_uri"]).startswith(("http://", "https://")):
         lines.append(f"browse the runs: {registered['tracking_uri']}")
     else:

@@ -35,6 +35,7 @@ ANSWER_TITLES = {
     "incumbent_answer": "champion",
 }
 NO_ANSWERS = "No answers were generated. evaluation.generations sets the number of test rows to answer."
+NO_QUESTIONS = "No answers were generated, because rows of plain text contain no questions."
 
 
 def render_report(record: Record) -> str:
@@ -44,6 +45,7 @@ def render_report(record: Record) -> str:
     for answer in evaluation["answers"]:
         texts = {title: answer[key] for key, title in ANSWER_TITLES.items() if key in answer}
         answers.append(html_report.render_cards(texts, prompt=answer["prompt"]))
+    missing = NO_QUESTIONS if record["recipe"].get("objective") == "text" else NO_ANSWERS
     settings = [[name, str(value)] for name, value in flatten(record["recipe"]).items()]
     versions = {"tuneline": recorded["tuneline"], "git commit": recorded["git_commit"], **recorded["packages"]}
     sections = {
@@ -53,7 +55,7 @@ def render_report(record: Record) -> str:
         "Data": _render_data(record["data"]),
         "Training": _render_training(record["training"]),
         "Evaluation": _render_comparison(evaluation),
-        "Sample answers": "".join(answers) or html_report.render_paragraph(NO_ANSWERS, "soft"),
+        "Sample answers": "".join(answers) or html_report.render_paragraph(missing, "soft"),
         "Package": _render_package(record["package"], record["verdict"], record["kind"]),
         "Lineage": _render_lineage(record["lineage"], record["revision"]),
         "Cost": _render_cost(record),

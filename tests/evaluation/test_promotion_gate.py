@@ -60,6 +60,7 @@ def test_insignificant_difference_is_refused() -> None:
     result = evaluate_loss_rule([v + w for v, w in zip(BASE, noise, strict=True)], Rule(against="base", min_gain=0.0))
     assert not result.passed
     assert "the difference is too small for the number of items" in result.reason
+    assert "this gain requires about" in result.reason
 
 
 def test_gain_below_min_gain_is_refused() -> None:
@@ -204,6 +205,18 @@ def build_task_result(name: str, metrics: dict[str, Metric], candidate: list[flo
         role: Scores({metric: values}) for role, values in (("candidate", candidate), ("base", [0.0] * len(candidate)))
     }
     return TaskResult(StubTask(name, metrics), build_items(len(candidate)), scores, {}, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("noise", "detectable", "needed"),
+    [
+        (0.0, 0.4, 80),  # the allowance for unseen items is halved by twice as many items
+        (0.4, 0.4, 160),  # the standard error is halved by four times as many
+        (0.02, 0.38, 78),
+    ],
+)
+def test_items_that_a_gain_requires_are_estimated(noise: float, detectable: float, needed: int) -> None:
+    assert promotion_gate.estimate_needed_items(40, 0.2, noise, detectable) == pytest.approx(needed, abs=1)
 
 
 def test_single_leak_is_refused() -> None:

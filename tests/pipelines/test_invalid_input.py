@@ -123,7 +123,7 @@ ERRORS = {
     ),
     "missing file without a suggestion": ExpectedError(
         "data_curation.sources: '{source}' does not exist",
-        "Check the spelling: {folder} contains no file with that name.",
+        "Check the spelling: {folder} contains no file or folder with that name.",
     ),
     "missing folder": ExpectedError(
         "data_curation.sources: '{source}' does not exist",

@@ -58,6 +58,9 @@ def test_hint_opens_the_store_of_this_run(tmp_path: Path, uri: str, hint: str, m
     }
     assert [line for line in format_run(result) if line.startswith("browse")] == [hint]
     assert not [line for line in format_run(result) if "promote" in line]
+    result["artifacts"] |= {"model": "/store/model"}
+    package = "tuneline package /store/model -o refused-model && tuneline chat refused-model"
+    assert f"not packaged; to try the refused model: {package}" in format_run(result)
     result |= {"verdict": "accepted", "workdir": str(tmp_path / "my work")}
     [line] = [line for line in format_run(result) if "promote" in line]
     command = f"tuneline promote helper --version 1 --workdir '{tmp_path}/my work'"

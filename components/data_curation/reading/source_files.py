@@ -243,7 +243,7 @@ def _suggest_path(path: Path) -> str:
     similar = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1, cutoff=0.75)
     if similar:
         return f"Use {folder / similar[0]}, or correct the path."
-    return f"Check the spelling: {folder} contains no file with that name."
+    return f"Check the spelling: {folder} contains no file or folder with that name."
 
 
 def _walk_folder(pattern: str, folder: Path) -> list[Path]:
