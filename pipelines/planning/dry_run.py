@@ -745,9 +745,10 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
     for recipe in survey.recipes:
         tuning = recipe.recipe
         per_step = f"{tuning.rows_per_step}{' packed rows' if tuning.packing else ''} per step"
-        epochs = (
-            f"{tuning.epochs:g} {'epoch' if tuning.epochs == 1 else 'epochs'} of {recipe.epoch_rows:,} rows, {per_step}"
-        )
+        rows_read = f"{recipe.epoch_rows:,} rows"
+        if not tuning.packing and recipe.batched_rows != recipe.epoch_rows:  # long rows of plain text are divided
+            rows_read += f" ({recipe.batched_rows:,} examples)"
+        epochs = f"{tuning.epochs:g} {'epoch' if tuning.epochs == 1 else 'epochs'} of {rows_read}, {per_step}"
         steps.append("fine_tuning.max_steps" if tuning.max_steps else epochs)
     start = machine_speed.START_SECONDS
     return {
