@@ -34,6 +34,7 @@ ANSWER_TITLES = {
     "candidate_answer": "candidate",
     "incumbent_answer": "champion",
 }
+MAX_SHOWN_SOURCES = 10
 NO_ANSWERS = "No answers were generated. evaluation.generations sets the number of test rows to answer."
 NO_QUESTIONS = "No answers were generated, because rows of plain text contain no questions."
 
@@ -132,7 +133,11 @@ def _render_data(data: Record) -> str:
         caption="Every input row is counted once: kept, rejected for the reason shown, or unreadable. "
         "Each kept row is in one split.",
     )
-    sources = html_report.render_table(["source", "sha256"], [[s["uri"], s["sha256"]] for s in data["sources"]])
+    shown = data["sources"][:MAX_SHOWN_SOURCES]
+    sources = html_report.render_table(["source", "sha256"], [[s["uri"], s["sha256"]] for s in shown])
+    if more := len(data["sources"]) - len(shown):
+        note = f"The lineage below lists {format_count(more, 'more source')}."
+        sources += html_report.render_paragraph(note, "soft")
     if data["evaluation_sets"]:
         head = ["evaluation set", "rejected rows", "items", "unsearchable items"]
         sets = [

@@ -91,3 +91,19 @@ def test_warnings_state_what_limits_the_result() -> None:
 )
 def test_rule_without_a_comparison_is_not_applicable(result: dict[str, Any], outcome: str) -> None:
     assert describe_outcome(result) == outcome
+
+
+def test_sources_beyond_ten_are_left_to_the_lineage() -> None:
+    sources = [{"uri": f"doc{number}.md", "sha256": f"{number:064d}"} for number in range(12)]
+    data = {
+        "rows": {"in": 12, "kept": 12, "rejected": {}, "quarantined": 0},
+        "splits": {"train": 10, "validation": 1, "test": 1},
+        "sources": sources,
+        "evaluation_sets": {},
+        "dropped": [],
+        "unreadable": [],
+    }
+    page = report_page._render_data(data)
+    assert "doc9.md" in page
+    assert "doc10.md" not in page
+    assert "The lineage below lists 2 more sources." in page
