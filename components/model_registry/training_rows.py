@@ -52,17 +52,10 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
         if kinds[item["task"]] not in NOT_COMPARED
     ]
     problem = _check_items(items, test_rows, is_conversation="messages" in parquet.read_schema(path).names)
-    for task in (name for name, kind in kinds.items() if kind == HELD_OUT):
-        evaluated = [str(item["id"]) for item in predictions if item["task"] == task]
-        problem = problem or _check_coverage(measured, task, evaluated, [row.id for row in split])
+    problem = problem or _check_coverage(measured, predictions, [row.id for row in split])
     if problem:
         return [f"{problem} of dataset {dataset.sha256[:12]}"]
-    rows: list[ComparedRow] = []
-    for kind, row in items:
-        if own := test_rows.get(row.id):
-            rows.append(own)
-        is_test_row = kind == HELD_OUT or (own is not None and own.last_turn in row.words)
-        rows.append(replace(row, is_external=not is_test_row))
+    rows = _list_compared_rows(items, test_rows)
     objections = []
     # The curation separates the splits by this threshold. With a lower one, rows that it keeps apart would be refused.
     threshold = training_overlap.parse_threshold(measured["dataset"].get("near_duplicate_threshold"))
@@ -87,6 +80,19 @@ def _check_items(
     return ""
 
 
+def _list_compared_rows(
+    items: Sequence[tuple[str, ComparedRow]], test_rows: Mapping[str, ComparedRow]
+) -> list[ComparedRow]:
+    """Return the items, each after its test row; an item that is not from the test split is external."""
+    rows: list[ComparedRow] = []
+    for kind, row in items:
+        if own := test_rows.get(row.id):
+            rows.append(own)
+        is_test_row = kind == HELD_OUT or (own is not None and own.last_turn in row.words)
+        rows.append(replace(row, is_external=not is_test_row))
+    return rows
+
+
 def _describe_overlaps(overlaps: Sequence[Overlap]) -> str:
     """Return the objection to a training dataset, with the most similar rows."""
     first = max(overlaps, key=lambda overlap: overlap.rank)
@@ -100,19 +106,21 @@ def _describe_overlaps(overlaps: Sequence[Overlap]) -> str:
     )
 
 
-def _check_coverage(measured: Json, task: str, evaluated: Sequence[str], test_ids: Sequence[str]) -> str:
+def _check_coverage(measured: Json, predictions: Sequence[Json], test_ids: Sequence[str]) -> str:
     """Return a problem if the evaluated rows are not those of the test split, apart from the rows left out as stated."""
-    limit, left_out = measured["settings"]["max_items"], 0
-    if stated := measured.get("held_out", {}).get(task):
-        limit, left_out = stated["max_items"], stated["left_out"]
-    expected = sorted(test_ids)[:limit]
-    if len(set(evaluated)) < len(evaluated):
-        return f"its evaluation repeats rows of {task}: {len(evaluated)} items are {len(set(evaluated))} rows"
-    if unexpected := sorted(set(evaluated) - set(expected)):
-        return f"row {unexpected[0]} of its evaluation is not among the first {limit} test rows"
-    if left_out < 0 or len(evaluated) + left_out != len(expected):
-        return (
-            f"its evaluation measured {task} on {len(evaluated)} of {len(expected)} test rows and states that it "
-            f"left out {left_out}"
-        )
+    for task in (name for name, kind in measured["tasks"].items() if kind == HELD_OUT):
+        evaluated = [str(item["id"]) for item in predictions if item["task"] == task]
+        limit, left_out = measured["settings"]["max_items"], 0
+        if stated := measured.get("held_out", {}).get(task):
+            limit, left_out = stated["max_items"], stated["left_out"]
+        expected = sorted(test_ids)[:limit]
+        if len(set(evaluated)) < len(evaluated):
+            return f"its evaluation repeats rows of {task}: {len(evaluated)} items are {len(set(evaluated))} rows"
+        if unexpected := sorted(set(evaluated) - set(expected)):
+            return f"row {unexpected[0]} of its evaluation is not among the first {limit} test rows"
+        if left_out < 0 or len(evaluated) + left_out != len(expected):
+            return (
+                f"its evaluation measured {task} on {len(evaluated)} of {len(expected)} test rows and states that it "
+                f"left out {left_out}"
+            )
     return ""
