@@ -88,12 +88,15 @@ class Rule(BaseModel):
         "confidence). Requires max_loss: 0.0 and binary metrics. null: no control.",
     )
 
+    @property
+    def _set_limits(self) -> list[str]:
+        return [name for name in LIMIT_KEYS if getattr(self, name) is not None]
+
     @model_validator(mode="after")
-    def _check_bounds(self) -> Rule:
-        limits = {name: getattr(self, name) for name in LIMIT_KEYS if getattr(self, name) is not None}
-        if len(limits) != 1:
+    def _check_limits(self) -> Rule:
+        if len(self._set_limits) != 1:
             raise ValueError(
-                f"limits set: {', '.join(limits) or 'none'}; expected exactly one of {', '.join(LIMIT_KEYS)}"
+                f"limits set: {', '.join(self._set_limits) or 'none'}; expected exactly one of {', '.join(LIMIT_KEYS)}"
             )
         if self.harm is not None and self.max_harmed_share is None:
             raise ValueError(f"harm is {self.harm}; expected null in a rule without max_harmed_share")
@@ -103,12 +106,20 @@ class Rule(BaseModel):
             )
         if self.max_harmed_share is not None and isinstance(self.against, float):
             raise ValueError(f"max_harmed_share: against is {self.against}; expected base or incumbent")
+        return self
+
+    @model_validator(mode="after")
+    def _check_slices(self) -> Rule:
         if self.slices and self.max_loss is None:
             raise ValueError(
-                f"slices: {next(iter(limits))} is set; expected max_loss, because a slice is too small to prove a gain"
+                f"slices: {self._set_limits[0]} is set; expected max_loss, because a slice is too small to prove a gain"
             )
         if self.slices and isinstance(self.against, float):
             raise ValueError(f"slices: against is {self.against}; expected base or incumbent")
+        return self
+
+    @model_validator(mode="after")
+    def _check_control(self) -> Rule:
         if self.control and (self.max_loss != 0 or self.max_item_loss is not None or self.slices):
             found = [
                 f"{name}: {value}" for name, value in self if name in LIMIT_KEYS + OTHER_LIMITS and value is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import (
@@ -21,6 +21,7 @@ from components.common.gate_rules import SLICE_KINDS, SUITE_PREFIX, Rule
 from components.common.runtime.errors import ConfigurationError
 from components.evaluation import suite
 from components.evaluation.suite import SuiteName
+from components.evaluation.task_interface import Metric
 from components.evaluation.tasks.answer_checks import CHECKED_KINDS, AnswerChecks
 from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.held_out import HeldOut
@@ -159,7 +160,7 @@ class EvaluationConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_task_and_metric_names(self) -> EvaluationConfig:
-        own_metrics = {f"{task.name}.{name}" for task in self.tasks for name in build_task(task).metrics}
+        own_metrics = self._list_metrics()
         if "gate" not in self.model_fields_set and any(rule.metric not in own_metrics for rule in self.gate):
             name, metric = next(iter(build_task(self.tasks[0]).metrics.items()))
             self.gate = _default_rules(f"{self.tasks[0].name}.{name}", metric.chance)
@@ -171,37 +172,21 @@ class EvaluationConfig(BaseModel):
         names = [task.name for task in self.tasks]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"tasks: duplicate name {duplicates[0]}; expected a distinct name for each task")
-        metrics = {
-            f"{task.name}.{name}": metric for task in self.tasks for name, metric in build_task(task).metrics.items()
-        }
+        metrics = self._list_metrics()
         uncalibrated = {task.name for task in self.tasks if isinstance(task, Judge) and not task.calibration}
         for task in self.tasks:
             if isinstance(task, AnswerChecks):
                 self._check_checked_tasks(task)
         for rule in self.gate:
-            for name in (rule.metric, *([rule.control] if rule.control else [])):
-                if name not in metrics:
-                    raise ValueError(f"gate: no task measures {name}; available: {', '.join(sorted(metrics))}")
-                if rule.control and not metrics[name].is_binary:
-                    raise ValueError(
-                        f"gate: {name} is not binary; a rule with control requires metrics that are 0 or 1 for each "
-                        "item"
-                    )
-            if rule.metric.partition(".")[0] in uncalibrated:
-                raise ValueError(
-                    f"gate: a rule uses {rule.metric}, but the judge's calibration is empty; expected a file of "
-                    "labelled pairs (docs/reference/evaluation-tasks.md#calibration), or no rule on this task"
-                )
-            metric = metrics[rule.metric]
-            if rule.max_harmed_share is not None and rule.harm is None and metric.get_harm() is None:
-                raise ValueError(f"gate: harm of {rule.metric} is null; expected a loss per item, in the metric's unit")
-            largest = rule.max_item_loss or metric.get_max_item_loss(rule.against)
-            if rule.max_loss and largest and not metric.exponential and rule.max_loss >= largest:
-                raise ValueError(
-                    f"gate: max_loss of {rule.metric} is {rule.max_loss:g}; expected less than {largest:g}, the largest "
-                    "possible loss of an item, because a larger max_loss accepts every candidate"
-                )
+            _check_rule_metrics(rule, metrics, uncalibrated)
+            _check_rule_limits(rule, metrics[rule.metric])
         return self
+
+    def _list_metrics(self) -> dict[str, Metric]:
+        """Return the metrics of all tasks by their names in rules, such as held_out.loss."""
+        return {
+            f"{task.name}.{name}": metric for task in self.tasks for name, metric in build_task(task).metrics.items()
+        }
 
     def _check_reserved_names(self) -> None:
         """Check that tasks with the names of the suite are the suite's, as in a stored configuration."""
@@ -239,6 +224,34 @@ class EvaluationConfig(BaseModel):
                     f"tasks: {settings.name} checks the answers of {name}, which is {kinds.get(name, 'not a task')}; "
                     f"expected a task of one of the kinds {', '.join(CHECKED_KINDS)}"
                 )
+
+
+def _check_rule_metrics(rule: Rule, metrics: Mapping[str, Metric], uncalibrated: Collection[str]) -> None:
+    """Check that a task measures the metrics of a rule, and that the rule can use them."""
+    for name in (rule.metric, *([rule.control] if rule.control else [])):
+        if name not in metrics:
+            raise ValueError(f"gate: no task measures {name}; available: {', '.join(sorted(metrics))}")
+        if rule.control and not metrics[name].is_binary:
+            raise ValueError(
+                f"gate: {name} is not binary; a rule with control requires metrics that are 0 or 1 for each item"
+            )
+    if rule.metric.partition(".")[0] in uncalibrated:
+        raise ValueError(
+            f"gate: a rule uses {rule.metric}, but the judge's calibration is empty; expected a file of "
+            "labelled pairs (docs/reference/evaluation-tasks.md#calibration), or no rule on this task"
+        )
+
+
+def _check_rule_limits(rule: Rule, metric: Metric) -> None:
+    """Check that the limits of a rule apply to its metric, and that a candidate can exceed them."""
+    if rule.max_harmed_share is not None and rule.harm is None and metric.get_harm() is None:
+        raise ValueError(f"gate: harm of {rule.metric} is null; expected a loss per item, in the metric's unit")
+    largest = rule.max_item_loss or metric.get_max_item_loss(rule.against)
+    if rule.max_loss and largest and not metric.exponential and rule.max_loss >= largest:
+        raise ValueError(
+            f"gate: max_loss of {rule.metric} is {rule.max_loss:g}; expected less than {largest:g}, the largest "
+            "possible loss of an item, because a larger max_loss accepts every candidate"
+        )
 
 
 def adapt_to_reward_model(config: EvaluationConfig) -> EvaluationConfig:

@@ -70,22 +70,12 @@ def evaluate(
         OutputOccupiedError: `output` contains another artifact, or files that tuneline did not write.
     """
     check_task_kinds(config, is_reward_model=candidate.is_reward_model)
-    if incumbent and incumbent.is_reward_model != candidate.is_reward_model:
-        kinds = ["a reward model" if model.is_reward_model else "a language model" for model in (candidate, incumbent)]
-        raise ConfigurationError(
-            f"the candidate is {kinds[0]}, and the incumbent is {kinds[1]}", hint=INCUMBENT_KIND_HINT
-        )
+    _check_incumbent(candidate, incumbent)
     engine_loading.check_quantization(config, candidate)
     unchanged = incumbent is not None and incumbent.sha256 == candidate.sha256
     if unchanged:
         reporter.note("the candidate is identical to the incumbent")
-    inputs = [candidate.as_input(), dataset.as_input(), candidate.base.as_input()]
-    if incumbent:
-        inputs.append(incumbent.as_input().model_copy(update={"kind": "incumbent"}))
-    inputs += [
-        ArtifactInput(kind="evaluation_set", content_sha256=sha256, uri=path)
-        for path, sha256 in file_digests.digest_task_files(config.tasks).items()
-    ]
+    inputs = _list_inputs(candidate, incumbent, dataset, config)
     key = hashing.digest(
         {
             "stage": STAGE,
@@ -113,14 +103,8 @@ def evaluate(
     page = report.render_page(content, stored, rule_results, inputs, config.quantization)
     (output / "report.html").write_text(page, encoding="utf-8")
     summary = {name: content[name] for name in ("verdict", "reasons", "metrics")}
-    for name, result in results.items():
-        # A rerun of the evaluation replaces a result with unanswered questions.
-        figures = [result.calibration, *(scores.figures for scores in result.scores.values())]
-        if count := sum(values.get(UNANSWERED_FIGURE, 0) for values in figures):
-            reporter.note(
-                f"{name}: {format_count(round(count), 'question')} had no answer; rerun the evaluation when the endpoint responds"
-            )
-            summary[artifact_folder.TRANSIENT_FAILURE_KEY] = True
+    if _note_unanswered(results, reporter):  # a rerun of the evaluation replaces a result with unanswered questions
+        summary[artifact_folder.TRANSIENT_FAILURE_KEY] = True
     return artifact_folder.publish(
         output,
         "evaluation",
@@ -131,6 +115,41 @@ def evaluate(
         key=key,
         summary=summary,
     )
+
+
+def _check_incumbent(candidate: LoadableModel, incumbent: LoadableModel | None) -> None:
+    """Check that both models are language models or reward models. Raises ConfigurationError."""
+    if incumbent and incumbent.is_reward_model != candidate.is_reward_model:
+        kinds = ["a reward model" if model.is_reward_model else "a language model" for model in (candidate, incumbent)]
+        raise ConfigurationError(
+            f"the candidate is {kinds[0]}, and the incumbent is {kinds[1]}", hint=INCUMBENT_KIND_HINT
+        )
+
+
+def _list_inputs(
+    candidate: LoadableModel, incumbent: LoadableModel | None, dataset: Artifact, config: EvaluationConfig
+) -> list[ArtifactInput]:
+    """Return the inputs in the manifest: the models, the dataset, and the files of the tasks."""
+    inputs = [candidate.as_input(), dataset.as_input(), candidate.base.as_input()]
+    if incumbent:
+        inputs.append(incumbent.as_input().model_copy(update={"kind": "incumbent"}))
+    return inputs + [
+        ArtifactInput(kind="evaluation_set", content_sha256=sha256, uri=path)
+        for path, sha256 in file_digests.digest_task_files(config.tasks).items()
+    ]
+
+
+def _note_unanswered(results: Mapping[str, TaskResult], reporter: Reporter) -> bool:
+    """Report the tasks whose endpoint did not answer all questions; return whether there is such a task."""
+    has_unanswered = False
+    for name, result in results.items():
+        figures = [result.calibration, *(scores.figures for scores in result.scores.values())]
+        if count := sum(values.get(UNANSWERED_FIGURE, 0) for values in figures):
+            reporter.note(
+                f"{name}: {format_count(round(count), 'question')} had no answer; rerun the evaluation when the endpoint responds"
+            )
+            has_unanswered = True
+    return has_unanswered
 
 
 def _stores_texts(result: TaskResult) -> bool:

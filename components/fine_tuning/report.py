@@ -45,78 +45,11 @@ def render_report(
         sweep: All recipes of the sweep, sorted by validation loss; empty without a sweep.
         samples: Answers to the recipe's sample_prompts.
     """
-    loss, flops, mfu = summary["loss"], summary["flops_per_second"], summary["mfu"]
-    draws = sum(share["seen"] for share in summary["sources"]) if config.mixing.is_active else 0
-    metrics = {
-        "steps": summary["steps"],
-        **({"examples drawn": draws} if draws else {"rows seen": summary["rows_seen"]}),
-        "tokens trained on": summary["tokens"],
-        "tokens per second": round(summary["tokens_per_second"], 1),
-        "last training loss": summary["train_loss"],
-        **_list_validation_metrics(summary, has_rewards=config.objective_spec.has_rewards),
-        "trained parameters": summary["parameters"]["trainable"],
-    }
-    speed = {
-        "tokens per second, without the time between steps": summary["step_tokens_per_second"],
-        "model TFLOP/s": flops / 1e12 if flops else None,
-        "share of the device's published peak (MFU)": f"{mfu:.1%}" if mfu else "no published peak",
-        "peak memory, GB": summary["peak_memory"] / 1e9,
-        "share of time waiting for data": f"{summary['waited_share']:.1%}",
-        "processes": summary["processes"],
-        **{f"startup: {phase}, s": seconds for phase, seconds in summary["startup"].items()},
-    }
-    rows = summary["rows"]
-    seen = f"{min(summary['rows_seen'], rows['train']):,} of {rows['train']:,} training rows"
-    if draws:
-        distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
-        seen = f"{distinct:,} of {summary['examples']:,} examples in {draws:,} draws"
-    epochs = f"{summary['epochs']:.2f}".removesuffix(".00")
-    sentences = [f"Trained for {epochs} {'epoch' if epochs == '1' else 'epochs'} on {summary['learned']} of {seen}."]
-    if config.objective_spec.generates and rows["without_answer"]:
-        left_out = format_count(rows["without_answer"], "other row was", "other rows were")
-        sentences.append(
-            f"{left_out} left out, because the prompt exceeds {config.max_length} tokens or the conversation does not "
-            "end with a text answer."
-        )
-    elif not config.objective_spec.generates:
-        if rows["truncated"]:
-            truncated = format_count(rows["truncated"], "row was", "rows were")
-            removed = f"{format_count(rows['cut_tokens'], 'token')} ({rows['cut_share']:.1%} of all)"
-            sentences.append(f"{truncated} truncated to {config.max_length} tokens, which removed {removed}.")
-        else:
-            sentences.append(f"No row was longer than {config.max_length} tokens.")
-        if rows["without_answer"]:
-            skipped = format_count(rows["without_answer"], "row was", "rows were")
-            sentences.append(f"{skipped} skipped, because no token to learn is within that length.")
-    if config.packing:
-        sentences.append(
-            f"The rows were packed into {format_count(summary['examples'], 'row')} of {config.max_length} tokens."
-        )
-    if summary["best_step"] and summary["best_step"] != summary["steps"]:
-        sentences.append(f"The weights are from step {summary['best_step']:,}, which has the lowest validation loss.")
-    previous_factor = 1.0
-    for alarm in summary["alarms"]:
-        reaction = "A guard raised an alarm"
-        if config.grpo.on_alarm == "stop":
-            reaction = "A guard stopped the training"
-        elif config.grpo.on_alarm == "lower_learning_rate":
-            factor = alarm["learning_rate_factor"]
-            reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {factor:.3g} times its scheduled value"
-            if factor == previous_factor:
-                reaction = f"At step {alarm['step']:,}, a guard raised an alarm at the lower limit of the learning rate"
-            previous_factor = factor
-        sentences.append(f"{reaction}: {alarm['sentence']}.")
-    sentences += [
-        f"The judge {judge['model']} made {format_count(judge['judgements'], 'judgement')} and used "
-        f"{format_count(judge['tokens'], 'token')}; "
-        f"{format_count(judge['unscored'], 'answer without a score has', 'answers without a score have')} the reward 0."
-        for judge in summary.get("judges", ())
-    ]
-    if summary["stopped_early"]:
-        sentences.append("Training stopped early: the validation loss no longer decreased.")
+    loss = summary["loss"]
     settings = [[name, str(value)] for name, value in flatten(config.model_dump()).items()]
     sections = {
-        "Summary": html_report.render_tiles(metrics) + html_report.render_paragraph(" ".join(sentences)),
+        "Summary": html_report.render_tiles(_list_metrics(summary, config))
+        + html_report.render_paragraph(" ".join(_describe_training(summary, config))),
         "Sources": _render_sources(summary["sources"]) if summary["sources"] else "",
         "Sweep": _render_sweep(sweep) if sweep else "",
         "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{loss[0].upper()}{loss[1:]}."),
@@ -139,7 +72,7 @@ def render_report(
             "tokens per second",
             "Excludes padding tokens and the time for validation and checkpoints.",
         )
-        + html_report.render_table(["metric", "value"], [list(item) for item in speed.items()]),
+        + html_report.render_table(["metric", "value"], [list(item) for item in _list_speed(summary).items()]),
         "Compute settings": "".join(html_report.render_paragraph(reason) for reason in summary["choices"]),
         "Recipe": html_report.render_table(["setting", "value"], settings),
         "Inputs": html_report.render_table(
@@ -149,6 +82,108 @@ def render_report(
     return html_report.render_page(
         "Fine-tuning", f"{config.objective} × {config.adaptation} on {config.base_model}", sections
     )
+
+
+def _count_draws(summary: dict[str, Any], config: Recipe) -> int:
+    """Return the number of examples drawn from all sources; 0 without mixing."""
+    return sum(share["seen"] for share in summary["sources"]) if config.mixing.is_active else 0
+
+
+def _list_metrics(summary: dict[str, Any], config: Recipe) -> dict[str, Any]:
+    """Return the tiles of the summary."""
+    draws = _count_draws(summary, config)
+    return {
+        "steps": summary["steps"],
+        **({"examples drawn": draws} if draws else {"rows seen": summary["rows_seen"]}),
+        "tokens trained on": summary["tokens"],
+        "tokens per second": round(summary["tokens_per_second"], 1),
+        "last training loss": summary["train_loss"],
+        **_list_validation_metrics(summary, has_rewards=config.objective_spec.has_rewards),
+        "trained parameters": summary["parameters"]["trainable"],
+    }
+
+
+def _list_speed(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows of the table of speed and memory."""
+    flops, mfu = summary["flops_per_second"], summary["mfu"]
+    return {
+        "tokens per second, without the time between steps": summary["step_tokens_per_second"],
+        "model TFLOP/s": flops / 1e12 if flops else None,
+        "share of the device's published peak (MFU)": f"{mfu:.1%}" if mfu else "no published peak",
+        "peak memory, GB": summary["peak_memory"] / 1e9,
+        "share of time waiting for data": f"{summary['waited_share']:.1%}",
+        "processes": summary["processes"],
+        **{f"startup: {phase}, s": seconds for phase, seconds in summary["startup"].items()},
+    }
+
+
+def _describe_training(summary: dict[str, Any], config: Recipe) -> list[str]:
+    """Return the sentences of the summary."""
+    rows = summary["rows"]
+    seen = f"{min(summary['rows_seen'], rows['train']):,} of {rows['train']:,} training rows"
+    if draws := _count_draws(summary, config):
+        distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
+        seen = f"{distinct:,} of {summary['examples']:,} examples in {draws:,} draws"
+    epochs = f"{summary['epochs']:.2f}".removesuffix(".00")
+    sentences = [f"Trained for {epochs} {'epoch' if epochs == '1' else 'epochs'} on {summary['learned']} of {seen}."]
+    sentences += _describe_changed_rows(rows, config)
+    if config.packing:
+        sentences.append(
+            f"The rows were packed into {format_count(summary['examples'], 'row')} of {config.max_length} tokens."
+        )
+    if summary["best_step"] and summary["best_step"] != summary["steps"]:
+        sentences.append(f"The weights are from step {summary['best_step']:,}, which has the lowest validation loss.")
+    sentences += _describe_alarms(summary["alarms"], config.grpo.on_alarm)
+    sentences += [
+        f"The judge {judge['model']} made {format_count(judge['judgements'], 'judgement')} and used "
+        f"{format_count(judge['tokens'], 'token')}; "
+        f"{format_count(judge['unscored'], 'answer without a score has', 'answers without a score have')} the reward 0."
+        for judge in summary.get("judges", ())
+    ]
+    if summary["stopped_early"]:
+        sentences.append("Training stopped early: the validation loss no longer decreased.")
+    return sentences
+
+
+def _describe_changed_rows(rows: dict[str, Any], config: Recipe) -> list[str]:
+    """Return sentences about the rows that were truncated, skipped or left out."""
+    sentences = []
+    if config.objective_spec.generates:
+        if rows["without_answer"]:
+            left_out = format_count(rows["without_answer"], "other row was", "other rows were")
+            sentences.append(
+                f"{left_out} left out, because the prompt exceeds {config.max_length} tokens or the conversation does not "
+                "end with a text answer."
+            )
+        return sentences
+    if rows["truncated"]:
+        truncated = format_count(rows["truncated"], "row was", "rows were")
+        removed = f"{format_count(rows['cut_tokens'], 'token')} ({rows['cut_share']:.1%} of all)"
+        sentences.append(f"{truncated} truncated to {config.max_length} tokens, which removed {removed}.")
+    else:
+        sentences.append(f"No row was longer than {config.max_length} tokens.")
+    if rows["without_answer"]:
+        skipped = format_count(rows["without_answer"], "row was", "rows were")
+        sentences.append(f"{skipped} skipped, because no token to learn is within that length.")
+    return sentences
+
+
+def _describe_alarms(alarms: Sequence[dict[str, Any]], on_alarm: str) -> list[str]:
+    """Return a sentence for each alarm of a guard, with the reaction that `grpo.on_alarm` sets."""
+    sentences = []
+    previous_factor = 1.0
+    for alarm in alarms:
+        reaction = "A guard raised an alarm"
+        if on_alarm == "stop":
+            reaction = "A guard stopped the training"
+        elif on_alarm == "lower_learning_rate":
+            factor = alarm["learning_rate_factor"]
+            reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {factor:.3g} times its scheduled value"
+            if factor == previous_factor:
+                reaction = f"At step {alarm['step']:,}, a guard raised an alarm at the lower limit of the learning rate"
+            previous_factor = factor
+        sentences.append(f"{reaction}: {alarm['sentence']}.")
+    return sentences
 
 
 def _render_sources(sources: Sequence[dict[str, Any]]) -> str:

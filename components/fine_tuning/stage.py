@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from components.fine_tuning import (
     acceleration,
     adapters,
     callbacks,
-    distillation,
     judge_rewards,
     mixing,
     model_card,
@@ -47,10 +46,11 @@ from components.fine_tuning import (
     training,
     training_plan,
 )
-from components.fine_tuning.config import JUDGE_OPERATION, FineTuningConfig, Recipe
+from components.fine_tuning.config import JUDGE_OPERATION, FineTuningConfig, JudgeConfig, Recipe
+from components.fine_tuning.other_models import OtherModels
 from components.fine_tuning.sample_answers import SAMPLES_FILENAME
 from components.fine_tuning.token_cache import TokenizedDataset, TokenizedSplit
-from components.fine_tuning.training import TrainingJob, TrainingResult
+from components.fine_tuning.training import StartupTimer, TrainingJob, TrainingResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -119,24 +119,11 @@ def finetune(
     """
     launcher_settings = launcher_settings or LauncherSettings()
     check_launcher(config, launcher_settings)
-    kind = get_rows_kind(dataset)
-    trained_on = config.objective_spec.get_mapping(kind, f"the dataset in {dataset.path} contains").trained_on
-    base = base or model_loading.resolve_base_model(config.base_model, reporter)
-    if initial_adapter is None and config.initial_adapter:
-        model_config = model_loading.load_configuration(base.path)
-        initial_adapter = adapters.open_initial_adapter(config, base.sha256, model_config)
-    timer = training.StartupTimer()
-    with timer.measure("tokens"):
-        tokenization_check.check_tokenization(base.path, base.uri)
-        tokenizer = model_loading.load_tokenizer(base.path)
-        recipe = plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
-        reward_models = reward_sources.open_reward_models(recipe, base.path)
-        recipe = reward_sources.pin_reward_models(recipe, reward_models)
-        teacher = distillation.resolve_teacher(recipe, base.path, reporter)
-        recipe = distillation.pin_teacher(recipe, teacher)
+    timer = StartupTimer()
+    inputs = _open_inputs(dataset, config, base, initial_adapter, launcher_settings, timer, reporter)
+    recipe, tokenizer = inputs.recipe, inputs.tokenizer
     arithmetic = describe_arithmetic(recipe, launcher_settings)
-    initial_sha256 = initial_adapter.sha256 if initial_adapter else None
-    key = compute_key(dataset.sha256, base.sha256, recipe, seed, arithmetic, initial_sha256)
+    key = compute_key(dataset.sha256, inputs.base.sha256, recipe, seed, arithmetic, inputs.initial_sha256)
     work = state / STAGE / key
     if finished := artifact_folder.claim_folder(output, key, overwrite=overwrite):
         discard_state(work)  # left by an interruption after publication
@@ -144,61 +131,128 @@ def finetune(
     work.mkdir(parents=True, exist_ok=True)
     with job_folders.folder_lock(work):
         with timer.measure("tokens"):
-            check_vocabulary(tokenizer, model_loading.load_configuration(base.path), base.uri)
-            splits = tokenize(dataset, kind, tokenizer, base, recipe, state, reporter)
-            check_memory(splits, base, recipe, launcher_settings)
-            if recipe.grpo.rewards and launcher_settings.entry.uses_this_machine:
-                for warning in rewards.describe_references(
-                    *rewards.score_references(recipe.grpo.rewards, splits.train.dataset)
-                ):
-                    reporter.note(warning)
-        folders = (splits.folder, work, output, initial_adapter.path if initial_adapter else "")
-        splits_path, work_path, output_path, adapter_path = map(str, folders)
-        job = TrainingJob(
-            str(base.path),
-            base.sha256,
-            base.uri,
-            distillation.locate_teacher(
-                reward_sources.locate_reward_models(recipe, reward_models), teacher
-            ).model_dump(),
-            seed,
-            splits_path,
-            work_path,
-            output_path,
-            adapter_path,
-            budget.dump(peers) if budget else {},
-            reward_sources.resolve_bases(reward_models, reporter),
-        )
+            splits = _tokenize_and_check(inputs, launcher_settings, state, reporter)
+        counted = budget.dump(peers) if budget else {}
+        job = inputs.build_job(splits.folder, work, output, seed, counted, reporter)
         with liveness.heartbeat(splits.folder):
             result = _train(job, recipe, tokenizer, reporter, launcher_settings, run)
-        _add_tokenizer(tokenizer, base, output)
-        summary = {
-            **asdict(result),
-            **splits.train.summarize(),
-            "loss": recipe.objective_spec.loss_description,
-            "arithmetic": arithmetic,
-            "learned": trained_on,
-            "startup": {**timer.seconds, **result.startup},
-        }
-        inputs = [dataset.as_input(dataset_uri), base.as_input()]
-        if initial_adapter:
-            source = initial_adapter.as_input(recipe.initial_adapter or "")
-            inputs.append(source.model_copy(update={"kind": adapters.INITIAL_ADAPTER_INPUT}))
-        if teacher:
-            inputs.append(teacher.as_input().model_copy(update={"kind": distillation.TEACHER_INPUT}))
-        for number, artifact in reward_models.items():
-            source = artifact.as_input(recipe.grpo.rewards[number].model or "")
-            inputs.append(source.model_copy(update={"kind": reward_sources.REWARD_INPUT}))
-        judges = [entry.judge for entry in recipe.grpo.rewards if entry.judge]
-        inputs += map(judge_rewards.describe_input, judges)
-        if judges:
-            summary["judges"] = [judge_rewards.summarize(judge, work) for judge in judges]
-        card = model_card.render_card(recipe, summary, dataset, base, inputs, seed)
-        page = _write_documents(work, output, card, summary, inputs, recipe)
+        _add_tokenizer(tokenizer, inputs.base, output)
+        summary = _summarize(result, splits.train, inputs, arithmetic, timer, work)
+        manifest_inputs = inputs.list_manifest_inputs(dataset_uri)
+        card = model_card.render_card(recipe, summary, dataset, inputs.base, manifest_inputs, seed)
+        page = _write_documents(work, output, card, summary, manifest_inputs, recipe)
         artifact_kind = artifact_folder.REWARD_MODEL if recipe.objective_spec.scores_answers else "model"
-        published = publish_model(output, artifact_kind, page, inputs, recipe.model_dump(), seed, key, summary)
+        published = publish_model(output, artifact_kind, page, manifest_inputs, recipe.model_dump(), seed, key, summary)
         shutil.rmtree(work, ignore_errors=True)
     return published
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a training run, opened and verified, with the complete recipe."""
+
+    dataset: Artifact
+    base: LocalBaseModel
+    initial_adapter: Artifact | None
+    others: OtherModels
+    tokenizer: PreTrainedTokenizerBase
+    recipe: Recipe
+
+    @property
+    def initial_sha256(self) -> str | None:
+        """The digest of the initial adapter."""
+        return self.initial_adapter.sha256 if self.initial_adapter else None
+
+    @property
+    def judges(self) -> list[JudgeConfig]:
+        """The judges among the rewards."""
+        return [entry.judge for entry in self.recipe.grpo.rewards if entry.judge]
+
+    def build_job(
+        self, tokens: Path, work: Path, output: Path, seed: int, budget: dict[str, Any], reporter: Reporter
+    ) -> TrainingJob:
+        """Return the job; the base models of the reward models are resolved."""
+        return TrainingJob(
+            base_path=str(self.base.path),
+            base_sha256=self.base.sha256,
+            base_uri=self.base.uri,
+            config=self.others.locate(self.recipe).model_dump(),
+            seed=seed,
+            tokens=str(tokens),
+            state=str(work),
+            output=str(output),
+            initial_adapter=str(self.initial_adapter.path) if self.initial_adapter else "",
+            budget=budget,
+            reward_bases=reward_sources.resolve_bases(self.others.reward_models, reporter),
+        )
+
+    def list_manifest_inputs(self, dataset_uri: str) -> list[ArtifactInput]:
+        """Return the inputs in the model's manifest."""
+        listed = [self.dataset.as_input(dataset_uri), self.base.as_input()]
+        if self.initial_adapter:
+            source = self.initial_adapter.as_input(self.recipe.initial_adapter or "")
+            listed.append(source.model_copy(update={"kind": adapters.INITIAL_ADAPTER_INPUT}))
+        return [*listed, *self.others.list_inputs(self.recipe), *map(judge_rewards.describe_input, self.judges)]
+
+
+def _open_inputs(
+    dataset: Artifact,
+    config: FineTuningConfig,
+    base: LocalBaseModel | None,
+    initial_adapter: Artifact | None,
+    launcher_settings: LauncherSettings,
+    timer: StartupTimer,
+    reporter: Reporter,
+) -> _Inputs:
+    """Open and verify the models, and complete the recipe."""
+    config.objective_spec.get_mapping(get_rows_kind(dataset), f"the dataset in {dataset.path} contains")
+    base = base or model_loading.resolve_base_model(config.base_model, reporter)
+    if initial_adapter is None and config.initial_adapter:
+        model_config = model_loading.load_configuration(base.path)
+        initial_adapter = adapters.open_initial_adapter(config, base.sha256, model_config)
+    with timer.measure("tokens"):
+        tokenization_check.check_tokenization(base.path, base.uri)
+        tokenizer = model_loading.load_tokenizer(base.path)
+        recipe = plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
+        others = other_models.open_models(recipe, base.path, reporter)
+    return _Inputs(dataset, base, initial_adapter, others, tokenizer, others.pin(recipe))
+
+
+def _tokenize_and_check(
+    inputs: _Inputs, launcher_settings: LauncherSettings, state: Path, reporter: Reporter
+) -> TokenizedDataset:
+    """Return the tokenized splits, after the checks of vocabulary, memory and rewards on them."""
+    base, recipe, tokenizer = inputs.base, inputs.recipe, inputs.tokenizer
+    check_vocabulary(tokenizer, model_loading.load_configuration(base.path), base.uri)
+    splits = tokenize(inputs.dataset, get_rows_kind(inputs.dataset), tokenizer, base, recipe, state, reporter)
+    check_memory(splits, base, recipe, launcher_settings)
+    if recipe.grpo.rewards and launcher_settings.entry.uses_this_machine:
+        scores = rewards.score_references(recipe.grpo.rewards, splits.train.dataset)
+        for warning in rewards.describe_references(*scores):
+            reporter.note(warning)
+    return splits
+
+
+def _summarize(
+    result: TrainingResult,
+    split: TokenizedSplit,
+    inputs: _Inputs,
+    arithmetic: Mapping[str, Any],
+    timer: StartupTimer,
+    work: Path,
+) -> dict[str, Any]:
+    """Return the summary in the model's manifest."""
+    objective = inputs.recipe.objective_spec
+    judges = [judge_rewards.summarize(judge, work) for judge in inputs.judges]
+    return {
+        **asdict(result),
+        **split.summarize(),
+        "loss": objective.loss_description,
+        "arithmetic": arithmetic,
+        "learned": objective.row_mappings[get_rows_kind(inputs.dataset)].trained_on,
+        "startup": {**timer.seconds, **result.startup},
+        **({"judges": judges} if judges else {}),
+    }
 
 
 def plan_recipe(

@@ -55,11 +55,10 @@ from components.common.workspace import artifact_store, job_folders
 from components.fine_tuning import (
     adapters,
     callbacks,
-    distillation,
     earlier_training,
+    other_models,
     recipe_defaults,
     report,
-    reward_sources,
     stage,
 )
 from components.fine_tuning.config import FineTuningConfig, Recipe
@@ -144,8 +143,7 @@ def tune(
     launcher_settings = launcher_settings or LauncherSettings()
     stage.check_launcher(config, launcher_settings)
     base = base or model_loading.resolve_base_model(config.base_model, reporter)
-    config = reward_sources.pin_reward_models(config, reward_sources.open_reward_models(config, base.path))
-    config = distillation.pin_teacher(config, distillation.resolve_teacher(config, base.path, reporter))
+    config = other_models.open_models(config, base.path, reporter).pin(config)
     initial_adapter = initial_adapter or _open_initial_adapter(config, base)
     for warning in earlier_training.describe_trained_test_rows(dataset, base, initial_adapter):
         reporter.note(warning)
@@ -160,29 +158,13 @@ def tune(
     )
     if not config.sweep.vary:
         return train(output, config, reporter=reporter, base=base, initial_adapter=initial_adapter, overwrite=overwrite)
-    initial_sha256 = initial_adapter.sha256 if initial_adapter else None
     recipes = _plan_recipes(dataset, base, config, launcher_settings, reporter)
-    keys = [
-        stage.compute_key(
-            dataset.sha256,
-            base.sha256,
-            recipe,
-            seed,
-            stage.describe_arithmetic(recipe, launcher_settings),
-            initial_sha256,
-        )
-        for recipe in recipes.values()
-    ]
+    keys = _compute_keys(dataset, base, recipes, seed, launcher_settings, initial_adapter)
     sweep_key = hashing.digest({"sweep": keys})
     work, trainings = state / SWEEPS_FOLDER / sweep_key, [state / stage.STAGE / key for key in keys]
     # Folder names are the recipes' keys, so a sweep that is edited after an interruption reuses trained recipes.
     folders = {name: state / SWEEPS_FOLDER / key for name, key in zip(recipes, keys, strict=True)}
-    output_key = sweep_key
-    with suppress(TunelineError):  # the output contains no finished model
-        manifest = artifact_folder.read_manifest(output)
-        if manifest.summary.get("sweep", {}).get("key") == sweep_key:
-            output_key = str(manifest.produced_by["key"])  # the published model has the key of the best recipe
-    finished = artifact_folder.claim_folder(output, output_key, overwrite=overwrite)
+    finished = artifact_folder.claim_folder(output, _find_output_key(output, sweep_key), overwrite=overwrite)
     if not finished:
         with ExitStack() as locks:
             for folder in (work, *folders.values()):
@@ -237,6 +219,38 @@ def _plan_recipes(
         name: stage.plan_recipe(dataset, base, recipe, tokenizer, launcher_settings, SilentReporter())
         for name, recipe in config.recipes.items()
     }
+
+
+def _compute_keys(
+    dataset: Artifact,
+    base: LocalBaseModel,
+    recipes: Mapping[str, Recipe],
+    seed: int,
+    launcher_settings: LauncherSettings,
+    initial_adapter: Artifact | None,
+) -> list[str]:
+    """Return the keys under which `stage.finetune` trains the recipes."""
+    initial_sha256 = initial_adapter.sha256 if initial_adapter else None
+    return [
+        stage.compute_key(
+            dataset.sha256,
+            base.sha256,
+            recipe,
+            seed,
+            stage.describe_arithmetic(recipe, launcher_settings),
+            initial_sha256,
+        )
+        for recipe in recipes.values()
+    ]
+
+
+def _find_output_key(output: Path, sweep_key: str) -> str:
+    """Return the key of the best recipe if the output is the published model of this sweep, otherwise the sweep's key."""
+    with suppress(TunelineError):  # the output contains no finished model
+        manifest = artifact_folder.read_manifest(output)
+        if manifest.summary.get("sweep", {}).get("key") == sweep_key:
+            return str(manifest.produced_by["key"])
+    return sweep_key
 
 
 def _tokenize(

@@ -46,6 +46,7 @@ from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.optimizers import OPTIMIZERS
 from components.fine_tuning.rewards import RewardInputs
 from components.fine_tuning.token_cache import TokenizedDataset
+from components.fine_tuning.training_plan import TrainingSteps
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
@@ -184,22 +185,13 @@ def _train(
         parameters = _count_model_parameters(outline, model_config)
         shape = model_shape.ModelShape.from_configuration(model_config, parameters)
         settings = acceleration.choose_settings(config, device, shape, model_config)
-        if config.has_lora_dropout and adapters.has_adapted_experts(outline):
-            config = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
-            settings.reasons.append("lora.dropout: 0, because PEFT has no dropout for the weights of experts")
-        if config.objective_spec.disables_dropout and config.adaptation_spec.is_low_rank and config.lora.dropout:
-            settings.reasons.append("lora.dropout: 0, because noise would change the answers or their rewards")
-        if OPTIMIZERS[config.optimizer].trains_matrices:
-            share = muon.measure_share(outline)
-            settings.reasons.append(f"optimizer muon: trains {share:.0%} of the weights; AdamW trains the others")
+        config = _adjust_to_outline(config, outline, settings)
         model_class = model_support.find_class(model_config)
         # With these arguments, transformers shards the weights of ZeRO-3 while it loads them.
         arguments = _build_arguments(splits, config, settings, job, model_class)
         sharding.prepare_loading(config)
         torch.manual_seed(job.seed)  # counting parameters consumed random numbers
-        model = _load_model(job, config, settings, model_config)
-        reference = _load_reference(job, config, settings, model_config)
-        teacher = _load_teacher(config, settings)
+        models = _load_models(job, config, settings, model_config)
         tokenizer = tokenizer or model_loading.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with timer.measure("prepare"):
@@ -210,7 +202,7 @@ def _train(
         rows = _build_row_lookup(splits, config, job.seed)
         events = callbacks.build_callback(config, state, reporter, stop, rows, verify_lock, budget)
         cleanup.enter_context(acceleration.keep_model_code(model_class))
-        trainer = _build_trainer(model, reference, teacher, tokenizer, splits, config, settings, arguments, job, events)
+        trainer = _build_trainer(models, tokenizer, splits, config, settings, arguments, job, events)
 
     def verify_first_step() -> None:
         timer.seconds["total"] = round(time.time() - psutil.Process().create_time(), 3)
@@ -231,17 +223,8 @@ def _train(
     # On preemption or requeue, the current step is finished and saved.
     with process_control.handle_stop_signals(stop, announcement if trainer.is_world_process_zero() else ""):
         _run_trainer(trainer, checkpoint, config, splits)
-    is_unfinished = not _is_finished(vars(trainer.state), config)
-    if events.reached_limit and is_unfinished:
-        key, figures = events.reached_limit
-        raise BudgetReachedError(
-            f"{figures}; training was saved after step {trainer.state.global_step}", hint=budgets.describe_remedy(key)
-        )
-    if stop.is_set() and is_unfinished:
-        raise InterruptedRunError(
-            f"training was interrupted after step {trainer.state.global_step} and was saved",
-            hint="Run the same command again to resume from that step.",
-        )
+    if not _is_finished(vars(trainer.state), config):
+        _check_interruption(events, stop, trainer.state.global_step)
     reporter.step("writing the model")
     result = _build_result(trainer, parameters, settings, config, checkpoint, splits, timer)
     verify_lock()
@@ -255,6 +238,51 @@ def _train(
         if warning:
             reporter.note(warning)
     return result
+
+
+def _adjust_to_outline(config: Recipe, outline: PreTrainedModel, settings: ComputeSettings) -> Recipe:
+    """Return the recipe without a dropout that the adapted model cannot apply; add reasons to the settings."""
+    if config.has_lora_dropout and adapters.has_adapted_experts(outline):
+        config = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
+        settings.reasons.append("lora.dropout: 0, because PEFT has no dropout for the weights of experts")
+    if config.objective_spec.disables_dropout and config.adaptation_spec.is_low_rank and config.lora.dropout:
+        settings.reasons.append("lora.dropout: 0, because noise would change the answers or their rewards")
+    if OPTIMIZERS[config.optimizer].trains_matrices:
+        share = muon.measure_share(outline)
+        settings.reasons.append(f"optimizer muon: trains {share:.0%} of the weights; AdamW trains the others")
+    return config
+
+
+def _check_interruption(events: TrainingEvents, stop: threading.Event, step: int) -> None:
+    """Raise the error of a training run that was saved before its last step, because of a budget or a signal."""
+    if events.reached_limit:
+        key, figures = events.reached_limit
+        raise BudgetReachedError(f"{figures}; training was saved after step {step}", hint=budgets.describe_remedy(key))
+    if stop.is_set():
+        raise InterruptedRunError(
+            f"training was interrupted after step {step} and was saved",
+            hint="Run the same command again to resume from that step.",
+        )
+
+
+@dataclass(frozen=True)
+class _LoadedModels:
+    """The model to train, and the frozen models that the trainer receives."""
+
+    trained: PreTrainedModel
+    reference: PreTrainedModel | None
+    teacher: PreTrainedModel | None
+
+
+def _load_models(
+    job: TrainingJob, config: Recipe, settings: ComputeSettings, model_config: PretrainedConfig
+) -> _LoadedModels:
+    """Load the models for training."""
+    model, reference = _load_model(job, config, settings, model_config), None
+    # TRL would load the reference model of dpo and kto whole, although all weights are trained in shards.
+    if config.objective in ("dpo", "kto") and config.has_sharded_checkpoints:
+        reference = _load_model(job, config, settings, model_config)
+    return _LoadedModels(model, reference, _load_teacher(config, settings))
 
 
 def _load_model(
@@ -292,14 +320,6 @@ def _load_model(
         peft_config = adapters.build_peft_config(config, job.base_path, model)
         model = model_loading.attach_adapter(model, Path(job.initial_adapter), trainable=True, config=peft_config)
     return model
-
-
-def _load_reference(
-    job: TrainingJob, config: Recipe, settings: ComputeSettings, model_config: PretrainedConfig
-) -> PreTrainedModel | None:
-    """Load the reference model of dpo and kto in shards, if all weights are trained in shards. TRL would load it whole."""
-    is_needed = config.objective in ("dpo", "kto") and config.has_sharded_checkpoints
-    return _load_model(job, config, settings, model_config) if is_needed else None
 
 
 def _load_teacher(config: Recipe, settings: ComputeSettings) -> PreTrainedModel | None:
@@ -351,48 +371,15 @@ def _build_arguments(
     import trl
 
     has_validation = bool(splits.validation.counts.examples)
-    objective, epoch_examples = config.objective_spec, splits.train.count_epoch_examples(config.mixing)
-    steps = training_plan.plan_steps(epoch_examples, config)
-    options = sharding.build_arguments(config) | config.preference.model_dump(include=objective.preference_settings)
+    steps = training_plan.plan_steps(splits.train.count_epoch_examples(config.mixing), config)
+    options = sharding.build_arguments(config) | _build_objective_options(splits, config, steps, model_class)
     if optimizer := OPTIMIZERS[config.optimizer].transformers_name:
         options["optim"] = optimizer
     if config.schedule == "warmup_stable_decay":
         decay_steps = math.ceil(training_plan.DECAY_SHARE * steps.total)
         options["lr_scheduler_kwargs"] = {"num_decay_steps": decay_steps, "decay_type": "linear"}
-    rows_to_sequences = 1
-    if objective.has_teacher:
-        options |= {
-            "max_completion_length": config.max_answer_tokens,
-            "temperature": config.distillation.temperature,
-            "beta": config.distillation.beta,
-        }
-    elif objective.generates:
-        rows_to_sequences = config.grpo.answers_per_prompt
-        options |= {
-            "num_generations": config.grpo.answers_per_prompt,
-            "max_completion_length": config.grpo.max_answer_tokens,
-            "temperature": config.grpo.temperature,
-            "beta": config.grpo.kl_weight,
-            "reward_weights": rewards.normalize_weights(config.grpo.rewards),
-        }
-    else:
-        options["max_length"] = None  # the rows are already truncated
-    if objective.disables_dropout:
-        options["disable_dropout"] = True
-    if objective.scores_answers:
-        options["center_rewards_coefficient"] = config.reward_model.center_weight or None
-    if objective.is_causal:
-        options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
-    if not (objective.scores_answers or objective.has_teacher or model_support.has_router_loss(model_class)):
-        options["router_aux_loss_coef"] = 0.0  # TRL requests the loss of every model with such a setting
-    if objective.pair_loss:
-        # TRL loads no reference model, and `reference_free_trainer` computes none.
-        options["precompute_ref_log_probs"] = True
-    elif objective.precomputes_reference:
-        drawn = training_plan.count_rows_seen(epoch_examples, epoch_examples, steps.total, config)
-        visits_every_row = drawn >= splits.train.counts.examples
-        options["precompute_ref_log_probs"] = visits_every_row and config.precomputes_reference
-    arguments: TrainingArguments = getattr(trl, f"{objective.trl_method}Config")(
+    sequences = config.micro_batch_size * max(config.answers_per_prompt, 1)
+    arguments: TrainingArguments = getattr(trl, f"{config.objective_spec.trl_method}Config")(
         output_dir=job.state,
         max_steps=config.max_steps or -1,
         num_train_epochs=config.epochs,
@@ -402,8 +389,8 @@ def _build_arguments(
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         neftune_noise_alpha=config.neftune_noise_alpha,
-        per_device_train_batch_size=config.micro_batch_size * rows_to_sequences,
-        per_device_eval_batch_size=config.micro_batch_size * rows_to_sequences,
+        per_device_train_batch_size=sequences,
+        per_device_eval_batch_size=sequences,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         eval_strategy="steps" if has_validation else "no",
         eval_steps=steps.checkpoint_interval,
@@ -431,10 +418,49 @@ def _build_arguments(
     return arguments
 
 
+def _build_objective_options(
+    splits: TokenizedDataset, config: Recipe, steps: TrainingSteps, model_class: type[PreTrainedModel]
+) -> dict[str, Any]:
+    """Return the arguments that depend on the objective."""
+    objective = config.objective_spec
+    options: dict[str, Any] = config.preference.model_dump(include=objective.preference_settings)
+    if objective.has_teacher:
+        options |= {
+            "max_completion_length": config.max_answer_tokens,
+            "temperature": config.distillation.temperature,
+            "beta": config.distillation.beta,
+        }
+    elif objective.generates:
+        options |= {
+            "num_generations": config.grpo.answers_per_prompt,
+            "max_completion_length": config.grpo.max_answer_tokens,
+            "temperature": config.grpo.temperature,
+            "beta": config.grpo.kl_weight,
+            "reward_weights": rewards.normalize_weights(config.grpo.rewards),
+        }
+    else:
+        options["max_length"] = None  # the rows are already truncated
+    if objective.disables_dropout:
+        options["disable_dropout"] = True
+    if objective.scores_answers:
+        options["center_rewards_coefficient"] = config.reward_model.center_weight or None
+    if objective.is_causal:
+        options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
+    if not (objective.scores_answers or objective.has_teacher or model_support.has_router_loss(model_class)):
+        options["router_aux_loss_coef"] = 0.0  # TRL requests the loss of every model with such a setting
+    if objective.pair_loss:
+        # TRL loads no reference model, and `reference_free_trainer` computes none.
+        options["precompute_ref_log_probs"] = True
+    elif objective.precomputes_reference:
+        epoch_examples = splits.train.count_epoch_examples(config.mixing)
+        drawn = training_plan.count_rows_seen(epoch_examples, epoch_examples, steps.total, config)
+        visits_every_row = drawn >= splits.train.counts.examples
+        options["precompute_ref_log_probs"] = visits_every_row and config.precomputes_reference
+    return options
+
+
 def _build_trainer(
-    model: PreTrainedModel,
-    reference: PreTrainedModel | None,
-    teacher: PreTrainedModel | None,
+    models: _LoadedModels,
     tokenizer: PreTrainedTokenizerBase,
     splits: TokenizedDataset,
     config: Recipe,
@@ -445,7 +471,7 @@ def _build_trainer(
 ) -> Trainer:
     from transformers import PrinterCallback
 
-    others = {"ref_model": reference, "teacher_model": teacher}
+    model, others = models.trained, {"ref_model": models.reference, "teacher_model": models.teacher}
     options: dict[str, Any] = {name: other for name, other in others.items() if other is not None}
     if not config.objective_spec.generates:
         options["data_collator"] = trainers.build_collator(config, tokenizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from components.common.artifacts.artifact_folder import Artifact, Manifest
 from components.common.models import training_lineage
 from components.common.row_comparison import training_overlap
-from components.common.row_comparison.training_overlap import MAX_OVERLAPS, ComparedRow
+from components.common.row_comparison.training_overlap import MAX_OVERLAPS, ComparedRow, Overlap
 from components.model_registry import evidence
 
 Json = dict[str, Any]
@@ -36,65 +36,91 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
     lineage = training_lineage.collect_datasets([model], store_uri)
     if lineage.missing:
         return lineage.missing
-    content = evidence.read_content(evaluation)
-    dataset = lineage.datasets[content["measured"]["dataset"]["content_sha256"]]
-    kinds = content["measured"]["tasks"]
+    measured = evidence.read_content(evaluation)["measured"]
+    dataset = lineage.datasets[measured["dataset"]["content_sha256"]]
+    kinds = measured["tasks"]
     path = dataset.path / "test.parquet"
     split = list(training_overlap.read_rows(path))
     test_rows = {row.id: row for row in split}
-    is_conversation = "messages" in parquet.read_schema(path).names
     predictions = evidence.read_predictions(evaluation)
-    rows: list[ComparedRow] = []
-    for item in predictions:
-        kind = kinds[item["task"]]
-        if kind in NOT_COMPARED:
-            continue
-        if kind == HELD_OUT and item["id"] not in test_rows:
-            return [f"row {item['id']} of its evaluation is not in the test split of dataset {dataset.sha256[:12]}"]
-        row = training_overlap.build_item_row(item["id"], item["prompt"] or "", item["reference"] or "")
-        if item["id"] in test_rows:
-            own = test_rows[item["id"]]
-            if kind == HELD_OUT and is_conversation and not own.words.startswith(row.words):
-                return [f"row {row.id} of its evaluation differs from the row of dataset {dataset.sha256[:12]}"]
-            rows.append(own)
-        is_test_row = kind == HELD_OUT or (item["id"] in test_rows and test_rows[item["id"]].last_turn in row.words)
-        rows.append(replace(row, is_external=not is_test_row))
-    for task in (name for name, kind in kinds.items() if kind == HELD_OUT):
-        evaluated = [str(item["id"]) for item in predictions if item["task"] == task]
-        if problem := _check_coverage(content["measured"], task, evaluated, [row.id for row in split]):
-            return [f"{problem} of dataset {dataset.sha256[:12]}"]
+    items = [
+        (
+            kinds[item["task"]],
+            training_overlap.build_item_row(item["id"], item["prompt"] or "", item["reference"] or ""),
+        )
+        for item in predictions
+        if kinds[item["task"]] not in NOT_COMPARED
+    ]
+    problem = _check_items(items, test_rows, is_conversation="messages" in parquet.read_schema(path).names)
+    problem = problem or _check_coverage(measured, predictions, [row.id for row in split])
+    if problem:
+        return [f"{problem} of dataset {dataset.sha256[:12]}"]
+    rows = _list_compared_rows(items, test_rows)
     objections = []
     # The curation separates the splits by this threshold. With a lower one, rows that it keeps apart would be refused.
-    threshold = training_overlap.parse_threshold(content["measured"]["dataset"].get("near_duplicate_threshold"))
+    threshold = training_overlap.parse_threshold(measured["dataset"].get("near_duplicate_threshold"))
     for sha256, trained in lineage.datasets.items():
         read_trained = partial(training_overlap.read_rows, trained.path / "train.parquet")
-        overlaps = training_overlap.find_overlaps(rows, read_trained, threshold)
-        if overlaps:
-            first = max(overlaps, key=lambda overlap: overlap.rank)
-            relation = "equals" if first.similarity == 1 else f"has the similarity {first.similarity:.2f} to"
-            if first.is_question:
-                relation = "shares its question with"
-            count = f"at least {len(overlaps)}" if len(overlaps) == MAX_OVERLAPS else str(len(overlaps))
-            objections.append(
-                f"the model was trained on {count} of its evaluated rows: row {first.evaluated_id} {relation} the "
-                f"training row {first.trained_id} of dataset {sha256[:12]}"
-            )
+        if overlaps := training_overlap.find_overlaps(rows, read_trained, threshold):
+            objections.append(f"{_describe_overlaps(overlaps)} of dataset {sha256[:12]}")
     return objections
 
 
-def _check_coverage(measured: Json, task: str, evaluated: Sequence[str], test_ids: Sequence[str]) -> str:
+def _check_items(
+    items: Sequence[tuple[str, ComparedRow]], test_rows: Mapping[str, ComparedRow], *, is_conversation: bool
+) -> str:
+    """Return a problem if an item of a held-out task, given with the kind of its task, is not a row of the test split."""
+    for kind, row in items:
+        if kind != HELD_OUT:
+            continue
+        if row.id not in test_rows:
+            return f"row {row.id} of its evaluation is not in the test split"
+        if is_conversation and not test_rows[row.id].words.startswith(row.words):
+            return f"row {row.id} of its evaluation differs from the row"
+    return ""
+
+
+def _list_compared_rows(
+    items: Sequence[tuple[str, ComparedRow]], test_rows: Mapping[str, ComparedRow]
+) -> list[ComparedRow]:
+    """Return the items, each after its test row; an item that is not from the test split is external."""
+    rows: list[ComparedRow] = []
+    for kind, row in items:
+        if own := test_rows.get(row.id):
+            rows.append(own)
+        is_test_row = kind == HELD_OUT or (own is not None and own.last_turn in row.words)
+        rows.append(replace(row, is_external=not is_test_row))
+    return rows
+
+
+def _describe_overlaps(overlaps: Sequence[Overlap]) -> str:
+    """Return the objection to a training dataset, with the most similar rows."""
+    first = max(overlaps, key=lambda overlap: overlap.rank)
+    relation = "equals" if first.similarity == 1 else f"has the similarity {first.similarity:.2f} to"
+    if first.is_question:
+        relation = "shares its question with"
+    count = f"at least {len(overlaps)}" if len(overlaps) == MAX_OVERLAPS else str(len(overlaps))
+    return (
+        f"the model was trained on {count} of its evaluated rows: row {first.evaluated_id} {relation} the training row "
+        f"{first.trained_id}"
+    )
+
+
+def _check_coverage(measured: Json, predictions: Sequence[Json], test_ids: Sequence[str]) -> str:
     """Return a problem if the evaluated rows are not those of the test split, apart from the rows left out as stated."""
-    limit, left_out = measured["settings"]["max_items"], 0
-    if stated := measured.get("held_out", {}).get(task):
-        limit, left_out = stated["max_items"], stated["left_out"]
-    expected = sorted(test_ids)[:limit]
-    if len(set(evaluated)) < len(evaluated):
-        return f"its evaluation repeats rows of {task}: {len(evaluated)} items are {len(set(evaluated))} rows"
-    if unexpected := sorted(set(evaluated) - set(expected)):
-        return f"row {unexpected[0]} of its evaluation is not among the first {limit} test rows"
-    if left_out < 0 or len(evaluated) + left_out != len(expected):
-        return (
-            f"its evaluation measured {task} on {len(evaluated)} of {len(expected)} test rows and states that it "
-            f"left out {left_out}"
-        )
+    for task in (name for name, kind in measured["tasks"].items() if kind == HELD_OUT):
+        evaluated = [str(item["id"]) for item in predictions if item["task"] == task]
+        limit, left_out = measured["settings"]["max_items"], 0
+        if stated := measured.get("held_out", {}).get(task):
+            limit, left_out = stated["max_items"], stated["left_out"]
+        expected = sorted(test_ids)[:limit]
+        if len(set(evaluated)) < len(evaluated):
+            return f"its evaluation repeats rows of {task}: {len(evaluated)} items are {len(set(evaluated))} rows"
+        if unexpected := sorted(set(evaluated) - set(expected)):
+            return f"row {unexpected[0]} of its evaluation is not among the first {limit} test rows"
+        if left_out < 0 or len(evaluated) + left_out != len(expected):
+            return (
+                f"its evaluation measured {task} on {len(evaluated)} of {len(expected)} test rows and states that it "
+                f"left out {left_out}"
+            )
     return ""

@@ -91,15 +91,13 @@ def estimate_training_memory(
     bytes per parameter (4 weights, 4 gradients, 8 optimizer), as in EleutherAI's cookbook for mixed precision; a GPU
     also holds the bfloat16 copy that it computes with, which was not measured for full training.
 
-    Activations: `_count_activations` numbers per token, in the compute precision.
-
-    Logits on a CPU are float32: 4·V bytes per token, LOGIT_COPIES times. A GPU holds a tile of them.
+    Activations: `_count_activations` numbers per token, in the compute precision. Logits: `_estimate_logit_bytes`.
 
     ZeRO and FSDP distribute the optimizer's state and float32 weights (stage 1), the gradients (2) and all weights (3)
     over the data-parallel processes (Rajbhandari et al., arXiv 1910.02054). In stage 3, a process also gathers whole
-    layers. Tensor parallelism with sequence parallelism divides everything, as in Korthikanti et al.; pipeline
-    parallelism divides the weights, but its first stage holds the activations of as many micro-batches as there are
-    stages.
+    layers: `_estimate_gathered_bytes`. Tensor parallelism with sequence parallelism divides everything, as in Korthikanti
+    et al.; pipeline parallelism divides the weights, but its first stage holds the activations of as many micro-batches
+    as there are stages.
 
     Args:
         rows: number of rows in memory at once.
@@ -125,42 +123,65 @@ def estimate_training_memory(
         "reference" if there is one.
     """
     width, layout = BFLOAT16_BYTES if gpu else FLOAT32_BYTES, layout or ParallelLayout()
-    ends = (2 if shape.embedding else 1) * shape.vocabulary * shape.hidden
-    frozen_bytes = float(shape.frozen * width)
-    if four_bit:
-        frozen_ends = min(ends, shape.frozen)
-        frozen_bytes = frozen_ends * width + (shape.frozen - frozen_ends) * NF4_BYTES
-    tokens = rows * length
-    numbers = _count_activations(shape, dropout, gpu, checkpointing, fused, masked_attention)
-    logits = tokens * shape.vocabulary * (FLOAT32_BYTES * LOGIT_COPIES if logit_bytes is None else logit_bytes)
-    if gpu and not whole_logits:
-        logits = tokens * min(shape.vocabulary, GPU_LOGIT_TILE) * BFLOAT16_BYTES
-    layer = max((shape.parameters - ends) // shape.layers, shape.vocabulary * shape.hidden)
     has_master = master_weights and not offload
     copy_width = BFLOAT16_BYTES if gpu and has_master else 0
     trained_width = FLOAT32_BYTES if has_master else width
-    with_gradients = min(shape.trainable, layer) if optimizer_in_backward else shape.trainable
+    with_gradients = shape.trainable
+    if optimizer_in_backward:
+        with_gradients = min(shape.trainable, max(_count_layer_parameters(shape), shape.vocabulary * shape.hidden))
+    tokens, token_shards = rows * length, layout.tensor * layout.context
+    numbers = _count_activations(shape, dropout, gpu, checkpointing, fused, masked_attention)
+    logits = _estimate_logit_bytes(shape, tokens, logit_bytes, is_tiled=gpu and not whole_logits)
     parts = {
-        "weights": layout.split(frozen_bytes + shape.trainable * copy_width, 3)
+        "weights": layout.split(_estimate_frozen_bytes(shape, width, four_bit) + shape.trainable * copy_width, 3)
         + layout.split(shape.trainable * trained_width, 1 if copy_width else 3),
-        "gradients": layout.split(with_gradients * (FLOAT32_BYTES if has_master else width), 2),
+        "gradients": layout.split(with_gradients * trained_width, 2),
         "optimizer": 0 if offload else layout.split(shape.trainable * optimizer_bytes, 1),
-        "activations": round(tokens * numbers * width / (layout.tensor * layout.context)),
-        "logits": round(logits / (layout.tensor * layout.context)),
+        "activations": round(tokens * numbers * width / token_shards),
+        "logits": round(logits / token_shards),
         "process": PROCESS_BYTES,
     }
     if offload == "all":
         parts |= {"weights": 0, "gradients": 0}
     if reference:
         parts["reference"] = layout.split(shape.parameters * width, 3)
-    if layout.buffer_bytes:
-        parts["weights"] += layout.buffer_bytes
-    elif layout.stage == 3 and layout.shards > 1:
-        # the layer that computes, and the next one or the output head
-        layer_bytes = (shape.parameters - ends) // shape.layers * (NF4_BYTES if four_bit else width)
-        head_bytes = shape.vocabulary * shape.hidden * width
-        parts["weights"] += round((layer_bytes + max(layer_bytes, head_bytes)) / layout.tensor)
+    parts["weights"] += _estimate_gathered_bytes(shape, layout, width, four_bit)
     return {**parts, "total": sum(parts.values())}
+
+
+def _count_end_parameters(shape: ModelShape) -> int:
+    """Return the number of parameters of the input embedding and the output head, which they may share."""
+    return (2 if shape.embedding else 1) * shape.vocabulary * shape.hidden
+
+
+def _count_layer_parameters(shape: ModelShape) -> int:
+    return (shape.parameters - _count_end_parameters(shape)) // shape.layers
+
+
+def _estimate_frozen_bytes(shape: ModelShape, width: int, four_bit: bool) -> float:
+    """Return the size of the frozen weights; with `four_bit`, embedding and output head keep the compute precision."""
+    if not four_bit:
+        return float(shape.frozen * width)
+    frozen_ends = min(_count_end_parameters(shape), shape.frozen)
+    return frozen_ends * width + (shape.frozen - frozen_ends) * NF4_BYTES
+
+
+def _estimate_gathered_bytes(shape: ModelShape, layout: ParallelLayout, width: int, four_bit: bool) -> int:
+    """Return the size of the weights that a process gathers in stage 3: the layer that computes, and the next or the head."""
+    if layout.buffer_bytes:
+        return layout.buffer_bytes
+    if layout.stage < 3 or layout.shards == 1:
+        return 0
+    layer_bytes = _count_layer_parameters(shape) * (NF4_BYTES if four_bit else width)
+    head_bytes = shape.vocabulary * shape.hidden * width
+    return round((layer_bytes + max(layer_bytes, head_bytes)) / layout.tensor)
+
+
+def _estimate_logit_bytes(shape: ModelShape, tokens: int, logit_bytes: float | None, *, is_tiled: bool) -> float:
+    """Return the size of a GPU's tile of the logits, or of whole logits: by default LOGIT_COPIES times 4·V bytes per token."""
+    if is_tiled:
+        return tokens * min(shape.vocabulary, GPU_LOGIT_TILE) * BFLOAT16_BYTES
+    return tokens * shape.vocabulary * (FLOAT32_BYTES * LOGIT_COPIES if logit_bytes is None else logit_bytes)
 
 
 def _count_activations(

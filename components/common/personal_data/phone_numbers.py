@@ -110,27 +110,34 @@ def find_phone_numbers(text: str) -> Iterator[Span]:
 def _is_phone(text: str, found: re.Match[str]) -> bool:
     number = text[found.start() : found.end() if not found["extension"] else found.start("extension")]
     digits = "".join(filter(str.isdigit, number))
+    if not _can_be_phone(text, found, number, digits):
+        return False
+    before = text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()]
+    after = text[found.end() : found.end() + 12]
+    has_format = _has_phone_format(found, number, digits, before, after)
+    if not has_format and (found["plus"] or not _can_be_labelled(before, after)):
+        return False
+    if number.isdigit() and _is_fraction(text, found):
+        return False
+    is_announced = _is_announced(number, digits, before)
+    if not is_announced and (_is_joined(found, before) or _is_other_number(number, before)):
+        return False
+    return (has_format or _is_labelled(number, digits, is_announced, before, after)) and not _is_in_url(text, found)
+
+
+def _can_be_phone(text: str, found: re.Match[str], number: str, digits: str) -> bool:
+    """Return whether the digits and the characters next to them are possible for a phone number."""
     if not 7 <= len(digits) <= MAX_DIGITS or len(set(digits)) == 1 or WORD_OR_UNIT.match(text, found.end()):
         return False
     if not found["national"] and (BAD_END.match(text, found.end()) or _is_part_of_row(text, found, number)):
         return False
-    if not found["plus"] and DATE.match(number.lstrip("(")):
-        return False
-    has_format = _has_phone_format(found, number, digits)
-    before = text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()]
-    after = text[found.end() : found.end() + 12]
-    if found["national"] and digits[0] != "0" and not _can_be_country_code(before, after):
-        has_format = False
-    if not has_format and (found["plus"] or not _can_be_labelled(before, after)):
-        return False
-    if number.isdigit() and before.endswith(",") and before[-2:-1].isdigit() and not _is_field(text, found):
-        return False
-    is_announced = _is_announced(number, digits, before)
-    is_second = found["national"] and before.endswith("/") and before[-2:-1].isdigit()  # 07946746291/07880867867
-    is_joined = before.endswith(("=", "-", "/")) and not is_second
-    if not is_announced and (is_joined or _is_other_number(number, before)):
-        return False
-    return (has_format or _is_labelled(number, digits, is_announced, before, after)) and not _is_in_url(text, found)
+    return bool(found["plus"]) or DATE.match(number.lstrip("(")) is None
+
+
+def _is_joined(found: re.Match[str], before: str) -> bool:
+    """Return whether a sign joins the number to the text before it, except to a first number: 07946746291/07880867867."""
+    is_second = found["national"] and before.endswith("/") and before[-2:-1].isdigit()
+    return before.endswith(("=", "-", "/")) and not is_second
 
 
 def _can_be_labelled(before: str, after: str) -> bool:
@@ -146,12 +153,14 @@ def _can_be_country_code(before: str, after: str) -> bool:
     return bool(BEFORE_COUNTRY_CODE.search(before) or LIKELY_BEFORE.search(before))
 
 
-def _is_field(text: str, found: re.Match[str]) -> bool:
-    """Return whether the number is a field of a CSV row, not a fraction with a decimal comma: 1,0471975512."""
+def _is_fraction(text: str, found: re.Match[str]) -> bool:
+    """Return whether the number follows a decimal comma, as in 1,0471975512, and is not a field of a CSV row."""
     before = text[max(0, found.start() - ROW_CHARACTERS) : found.start()].rpartition("\n")[2]
+    if not (before.endswith(",") and before[-2:-1].isdigit()):
+        return False
     after = text[found.end() : found.end() + ROW_CHARACTERS].partition("\n")[0].rstrip("\r")
     row = before + after
-    return after[:1] in ("", ",") and row.count(",") > 1 and ";" not in row and "\t" not in row
+    return after[:1] not in ("", ",") or row.count(",") <= 1 or ";" in row or "\t" in row
 
 
 def _is_in_url(text: str, found: re.Match[str]) -> bool:
@@ -180,11 +189,13 @@ def _is_international(digits: str) -> bool:
     return known and len(digits) >= 8 and not digits.endswith("000000")
 
 
-def _has_phone_format(found: re.Match[str], number: str, digits: str) -> bool:
+def _has_phone_format(found: re.Match[str], number: str, digits: str, before: str, after: str) -> bool:
     """Return whether the number has the format of a phone number."""
     if found["plus"]:
         return _is_international(digits) and (len(digits) <= MAX_UNGROUPED_DIGITS or len(number) > len(digits) + 1)
     if found["national"]:
+        if digits[0] != "0" and not _can_be_country_code(before, after):
+            return False
         return len(set(digits)) > 2 and not _is_card_or_product(digits)  # two digits: bits
     if any(pattern.fullmatch(number) for pattern in (NORTH_AMERICA, NORTH_AMERICA_SPACED, RUSSIA, SWEDEN)):
         return True
