@@ -53,40 +53,49 @@ def build_training_rows(row: Row, feedback: Mapping[str, Any] | None, *, include
     several answers or without messages, give no row.
     """
     messages, choices = row["request"].get("messages"), row["response"]["choices"]
-    correction = feedback.get("correction") if feedback else None
-    rating = feedback.get("rating") if feedback else None
     if not messages or len(choices) != 1:
         return TrainingRows()
-    message, facts = choices[0]["message"], row["tuneline"]
+    message, subject, given = choices[0]["message"], row["tuneline"]["subject"], feedback or {}
     prompt = [_join_parts(each) for each in messages]
     answer = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
-    meta = {
+    first = next((each["content"] for each in prompt if each.get("role") == "user"), "")
+    key = hashing.digest(["conversation", first])
+    group = subject or key
+    common = {"id": row["response"]["id"], "source": SOURCE, "meta": _build_meta(row, given)}
+    tools = {"tools": row["request"]["tools"]} if row["request"].get("tools") else {}
+    if correction := given.get("correction"):
+        chosen = {"role": "assistant", "content": correction}
+        conversation = {**common, "messages": [*prompt, chosen], **tools}
+        has_answer = answer.get("content") not in (None, correction)
+        pair = {**common, "prompt": prompt, "chosen": [chosen], "rejected": [answer]}
+        return TrainingRows(conversation, pair if has_answer else None, key, group)
+    if _is_accepted(row, feedback, include_unrated=include_unrated) and len(answer) > 1:
+        return TrainingRows({**common, "messages": [*prompt, answer], **tools}, None, key, group)
+    return TrainingRows()
+
+
+def _is_accepted(row: Row, feedback: Mapping[str, Any] | None, *, include_unrated: bool) -> bool:
+    """Return whether an answer was not cut off, and was rated "up" or, with `include_unrated`, not rated."""
+    state, finish_reason = row["tuneline"]["state"], row["response"]["choices"][0]["finish_reason"]
+    is_whole = state == COMPLETE and finish_reason in ("stop", "tool_calls")
+    return is_whole and (include_unrated if feedback is None else feedback.get("rating") == "up")
+
+
+def _build_meta(row: Row, feedback: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the origin of a row for training: the answer, its model and its feedback."""
+    request, facts, correction = row["request"], row["tuneline"], feedback.get("correction")
+    return {
         "response_id": row["response"]["id"],
         "subject": facts["subject"],
         "model_version": f"{facts['model']}:{facts['version']}",
         "repository_sha256": facts.get("repository_sha256") or "",
         "day": str(datetime.fromtimestamp(row["timestamp"], UTC).date()),
-        "rating": rating,
-        "max_tokens": row["request"].get("max_completion_tokens") or row["request"].get("max_tokens"),
-        "labels": (feedback or {}).get("labels") or [],
+        "rating": feedback.get("rating"),
+        "max_tokens": request.get("max_completion_tokens") or request.get("max_tokens"),
+        "labels": feedback.get("labels") or [],
         "origin": "correction" if correction else "model",
-        **({SAMPLED: True} if correction and feedback and feedback.get(SAMPLED) else {}),
+        **({SAMPLED: True} if correction and feedback.get(SAMPLED) else {}),
     }
-    first = next((each["content"] for each in prompt if each.get("role") == "user"), "")
-    key = hashing.digest(["conversation", first])
-    group = facts["subject"] or key
-    common = {"id": row["response"]["id"], "source": SOURCE, "meta": meta}
-    tools = {"tools": row["request"]["tools"]} if row["request"].get("tools") else {}
-    if correction:
-        chosen = {"role": "assistant", "content": correction}
-        conversation = {**common, "messages": [*prompt, chosen], **tools}
-        has_answer = bool(answer.get("content")) and answer["content"] != correction
-        pair = {**common, "prompt": prompt, "chosen": [chosen], "rejected": [answer]}
-        return TrainingRows(conversation, pair if has_answer else None, key, group)
-    is_whole = facts["state"] == COMPLETE and choices[0]["finish_reason"] in ("stop", "tool_calls")
-    if is_whole and len(answer) > 1 and (rating == "up" or (include_unrated and feedback is None)):
-        return TrainingRows({**common, "messages": [*prompt, answer], **tools}, None, key, group)
-    return TrainingRows()
 
 
 def _join_parts(message: Mapping[str, Any]) -> dict[str, Any]:

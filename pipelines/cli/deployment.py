@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,52 +33,65 @@ if TYPE_CHECKING:
     from pipelines.deployment.watcher import Deployment
     from pipelines.gateway.process import GatewayProcess
 
+RegisteredModelArgument = Annotated[str, typer.Argument(help="Name of the registered model.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Follow the alias until Ctrl-C.")]
+ServedAliasOption = Annotated[str, typer.Option("--alias", help="Alias to serve.")]
+PollIntervalOption = Annotated[
+    float, typer.Option("--every", min=0.1, help="Poll interval of the registry in seconds.")
+]
+ServedAsOption = Annotated[
+    str, typer.Option("--as", help="Name of the model in Triton. Default: the name in the first package served.")
+]
+CanaryAliasOption = Annotated[
+    str,
+    typer.Option(
+        "--canary-alias",
+        help="Second alias to serve, as MODEL-ALIAS. --routes sets which requests this model receives. "
+        "Requires --watch.",
+    ),
+]
+CanaryOption = Annotated[
+    bool,
+    typer.Option(
+        "--canary",
+        help="Serve the version next to another deployment, by default as MODEL-ALIAS. Requires --grpc-url.",
+    ),
+]
+ServingFolderOption = Annotated[
+    Path | None,
+    typer.Option("--folder", help="Folder of packages and state. Default: serving/NAME in the workdir."),
+]
+GrpcUrlOption = Annotated[
+    str,
+    typer.Option(
+        "--grpc-url",
+        help="gRPC address (HOST:PORT) of a running Triton server whose model repository is "
+        "FOLDER/repository; FOLDER is the value of --folder. Default: start a Triton server.",
+    ),
+]
+LoadTimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=1.0, help="Timeout for loading a version, in seconds.")
+]
+
 
 @app.command()
 def deploy(
-    name: Annotated[str, typer.Argument(help="Name of the registered model.")],
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the alias until Ctrl-C.")] = False,
-    alias: Annotated[str, typer.Option("--alias", help="Alias to serve.")] = "champion",
-    every: Annotated[float, typer.Option("--every", min=0.1, help="Poll interval of the registry in seconds.")] = 5.0,
-    served_as: Annotated[
-        str, typer.Option("--as", help="Name of the model in Triton. Default: the name in the first package served.")
-    ] = "",
-    canary_alias: Annotated[
-        str,
-        typer.Option(
-            "--canary-alias",
-            help="Second alias to serve, as MODEL-ALIAS. --routes sets which requests this model receives. "
-            "Requires --watch.",
-        ),
-    ] = "",
-    is_canary: Annotated[
-        bool,
-        typer.Option(
-            "--canary",
-            help="Serve the version next to another deployment, by default as MODEL-ALIAS. Requires --grpc-url.",
-        ),
-    ] = False,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--folder", help="Folder of packages and state. Default: serving/NAME in the workdir."),
-    ] = None,
-    grpc_url: Annotated[
-        str,
-        typer.Option(
-            "--grpc-url",
-            help="gRPC address (HOST:PORT) of a running Triton server whose model repository is "
-            "FOLDER/repository; FOLDER is the value of --folder. Default: start a Triton server.",
-        ),
-    ] = "",
+    name: RegisteredModelArgument,
+    watch: WatchOption = False,
+    alias: ServedAliasOption = "champion",
+    every: PollIntervalOption = 5.0,
+    served_as: ServedAsOption = "",
+    canary_alias: CanaryAliasOption = "",
+    is_canary: CanaryOption = False,
+    folder: ServingFolderOption = None,
+    grpc_url: GrpcUrlOption = "",
     http_port: HttpPortOption = 8000,
     host: HostOption = "127.0.0.1",
     keys: KeysOption = None,
     routes: RoutesOption = None,
     capture: CaptureOption = None,
     drain_seconds: DrainOption = 60.0,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Timeout for loading a version, in seconds.")
-    ] = 300.0,
+    timeout: LoadTimeoutOption = 300.0,
     tracking_uri: TrackingUriOption = "",
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
@@ -89,7 +103,6 @@ def deploy(
     Without --grpc-url, start a Triton server behind the OpenAI-compatible gateway and run until Ctrl-C. With --grpc-url, load the version into a running
     server (in explicit model control mode); without --watch, exit when the version is served.
     """
-    from components.common.runtime.process_control import until_signal
     from components.triton_packaging.triton_server import ServerAddress, get_socket_addresses, open_socket_folder
     from pipelines.capture.traffic_bucket import check_capture_file
     from pipelines.deployment import canary_process, watcher
@@ -116,50 +129,62 @@ def deploy(
                     _print_deployment(deployment, server, gateway, as_json)
                 printed = True
 
-            if not grpc_url:
-                gateway_options = GatewayOptions(
-                    keys,
-                    home / "usage.json",
-                    home / "feedback.jsonl",
-                    routes,
-                    capture,
-                    log=home / "gateway.log",
-                    drain_seconds=drain_seconds,
+            if grpc_url:
+                _deploy_to_server(deployment, ServerAddress(grpc_url), every if watch else None, print_once)
+                return
+            gateway_options = GatewayOptions(
+                keys,
+                home / "usage.json",
+                home / "feedback.jsonl",
+                routes,
+                capture,
+                log=home / "gateway.log",
+                drain_seconds=drain_seconds,
+            )
+            repository = watcher.get_model_repository(home)
+            model = served_as or deployment.state.served_as
+            options = {
+                "--as": f"{model}-{canary_alias}" if model else "",
+                "--every": every,
+                "--timeout": timeout,
+                "--workdir": workdir,
+                "--tracking-uri": tracking_uri,
+            }
+            with (
+                addresses.listen(host, http_port) as listener,
+                open_socket_folder() as sockets,
+                canary_process.prepare_canary(
+                    name, canary_alias, home, get_socket_addresses(sockets)[0], options
+                ) as canary,
+                running_gateway(listener, *get_socket_addresses(sockets), repository, gateway_options) as gateway,
+            ):
+                on_ready = partial(print_once, gateway=gateway)
+                watcher.serve_and_follow(
+                    deployment,
+                    watcher.ServerOptions(home / "triton.log", sockets, every, watch, on_ready, gateway, canary),
                 )
-                repository = watcher.get_model_repository(home)
-                model = served_as or deployment.state.served_as
-                options = {
-                    "--as": f"{model}-{canary_alias}" if model else "",
-                    "--every": every,
-                    "--timeout": timeout,
-                    "--workdir": workdir,
-                    "--tracking-uri": tracking_uri,
-                }
-                with (
-                    addresses.listen(host, http_port) as listener,
-                    open_socket_folder() as sockets,
-                    canary_process.prepare_canary(
-                        name, canary_alias, home, get_socket_addresses(sockets)[0], options
-                    ) as canary,
-                    running_gateway(listener, *get_socket_addresses(sockets), repository, gateway_options) as gateway,
-                ):
-                    on_ready = partial(print_once, gateway=gateway)
-                    watcher.serve_and_follow(
-                        deployment,
-                        watcher.ServerOptions(home / "triton.log", sockets, every, watch, on_ready, gateway, canary),
-                    )
-                return
-            server = ServerAddress(grpc_url)
-            if not watch:
-                watcher.deploy_once(deployment, server)
+
+
+def _deploy_to_server(
+    deployment: Deployment,
+    server: ServerAddress,
+    poll_interval: float | None,
+    print_once: Callable[[ServerAddress], None],
+) -> None:
+    """Serve the alias on a running server: once, or with a poll interval in seconds until SIGINT or SIGTERM."""
+    from components.common.runtime.process_control import until_signal
+    from pipelines.deployment import watcher
+
+    if poll_interval is None:
+        watcher.deploy_once(deployment, server)
+        print_once(server)
+        return
+    with until_signal():
+        while True:
+            watcher.poll(deployment, server)
+            if deployment.state.serving:
                 print_once(server)
-                return
-            with until_signal():
-                while True:
-                    watcher.poll(deployment, server)
-                    if deployment.state.serving:
-                        print_once(server)
-                    time.sleep(every)
+            time.sleep(poll_interval)
 
 
 def _check_canary(alias: str, canary_alias: str, *, is_canary: bool, is_watching: bool, is_remote: bool) -> None:

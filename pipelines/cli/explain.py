@@ -45,55 +45,67 @@ ROW_COLUMNS = (
     "text",
 )
 
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Folder of a tuned model, source of a base model, or NAME@ALIAS. Default with --from-traffic: the version "
+        "that answered.",
+    ),
+]
+PromptOption = Annotated[str | None, typer.Option("--prompt", help="Message of the user.")]
+MessagesOption = Annotated[
+    Path | None,
+    typer.Option("--messages", help="JSON file with a conversation that ends with a user turn.", readable=False),
+]
+AnswerOption = Annotated[
+    str | None, typer.Option("--answer", help="Answer to explain. Default: the model's greedy answer.")
+]
+FromTrafficOption = Annotated[
+    str, typer.Option("--from-traffic", metavar="ID", help="Explain the captured answer with this ID.")
+]
+TrainingDataOption = Annotated[
+    str,
+    typer.Option(
+        "--training-data",
+        metavar="DATASET",
+        help="Folder of the dataset that the model was trained on, or `recorded` for the dataset in its manifest. "
+        "Default: training rows are not scored.",
+    ),
+]
+UnitOption = Annotated[
+    Literal["word", "sentence"], typer.Option("--unit", help="Parts of the prompt to remove one at a time.")
+]
+RowsOption = Annotated[
+    int,
+    typer.Option(
+        "--rows",
+        min=0,
+        help="Maximum number of training rows to score: half with similar words, half random. 0: all rows.",
+    ),
+]
+TopOption = Annotated[int, typer.Option("--top", min=1, help="Number of training rows to list.")]
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Maximum length of a generated answer in tokens.")
+]
+PageFolderOption = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Folder for explanation.html and explanation.json.")
+]
+
 
 @app.command()
 def explain(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Folder of a tuned model, source of a base model, or NAME@ALIAS. Default with --from-traffic: the version "
-            "that answered.",
-        ),
-    ] = "",
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Message of the user.")] = None,
-    messages: Annotated[
-        Path | None,
-        typer.Option("--messages", help="JSON file with a conversation that ends with a user turn.", readable=False),
-    ] = None,
-    answer: Annotated[
-        str | None, typer.Option("--answer", help="Answer to explain. Default: the model's greedy answer.")
-    ] = None,
-    from_traffic: Annotated[
-        str, typer.Option("--from-traffic", metavar="ID", help="Explain the captured answer with this ID.")
-    ] = "",
-    training_data: Annotated[
-        str,
-        typer.Option(
-            "--training-data",
-            metavar="DATASET",
-            help="Folder of the dataset that the model was trained on, or `recorded` for the dataset in its manifest. "
-            "Default: training rows are not scored.",
-        ),
-    ] = "",
-    unit: Annotated[
-        Literal["word", "sentence"], typer.Option("--unit", help="Parts of the prompt to remove one at a time.")
-    ] = "word",
-    rows: Annotated[
-        int,
-        typer.Option(
-            "--rows",
-            min=0,
-            help="Maximum number of training rows to score: half with similar words, half random. 0: all rows.",
-        ),
-    ] = 500,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of training rows to list.")] = 10,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Maximum length of a generated answer in tokens.")
-    ] = 64,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for explanation.html and explanation.json.")
-    ] = None,
+    model: ModelArgument = "",
+    prompt: PromptOption = None,
+    messages: MessagesOption = None,
+    answer: AnswerOption = None,
+    from_traffic: FromTrafficOption = "",
+    training_data: TrainingDataOption = "",
+    unit: UnitOption = "word",
+    rows: RowsOption = 500,
+    top: TopOption = 10,
+    max_tokens: MaxTokensOption = 64,
+    output: PageFolderOption = None,
     capture: CaptureFileOption = DEFAULT_CAPTURE_PATH,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,8 +38,50 @@ from pipelines.cli.captured_traffic import (
 )
 
 if TYPE_CHECKING:
-    from pipelines.config.customization_config import Customization
     from pipelines.retraining.shadow_pairs import ShadowPair
+    from pipelines.retraining.triggers import TriggerOptions
+
+RetrainingFolderOption = Annotated[Path, typer.Option("--folder", help="Folder for the state and the exported rows.")]
+DriftOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--drift",
+        help="Start a retraining if this file, the output of `tuneline traffic drift --json`, reports an alarm.",
+    ),
+]
+MinFeedbackOption = Annotated[
+    int,
+    typer.Option(
+        "--min-feedback",
+        min=0,
+        help="Start a retraining after this number of answers with feedback since the last retraining.",
+    ),
+]
+EveryDaysOption = Annotated[
+    float,
+    typer.Option("--every-days", min=0, max=36500, help="Start a retraining this number of days after the last one."),
+]
+HeldBackOption = Annotated[
+    float,
+    typer.Option("--held-back", min=0.01, max=0.9, help="Share of subjects to hold back for evaluation."),
+]
+MaxLossOption = Annotated[
+    float,
+    typer.Option(
+        "--max-loss", min=0, max=0.5, help="Tolerated decrease of the mean score (0 to 1) on held-back traffic."
+    ),
+]
+ShadowDaysOption = Annotated[
+    float,
+    typer.Option(
+        "--shadow-days",
+        min=0,
+        max=365,
+        help="Decide based on live shadow answers, and refuse the candidate after this number of days "
+        "without a decision. 0: decide based on held-back traffic.",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check the triggers, and start nothing.")]
 
 
 @app.command()
@@ -47,57 +91,20 @@ def retrain(
     capture: CaptureFileOption = Path("capture.yaml"),
     feedback: FeedbackFilesOption = [],  # noqa: B006
     model: ModelFilterOption = "",
-    folder: Annotated[Path, typer.Option("--folder", help="Folder for the state and the exported rows.")] = Path(
-        "retraining"
-    ),
-    drift: Annotated[
-        Path | None,
-        typer.Option(
-            "--drift",
-            help="Start a retraining if this file, the output of `tuneline traffic drift --json`, reports an alarm.",
-        ),
-    ] = None,
-    min_feedback: Annotated[
-        int,
-        typer.Option(
-            "--min-feedback",
-            min=0,
-            help="Start a retraining after this number of answers with feedback since the last retraining.",
-        ),
-    ] = 0,
-    every_days: Annotated[
-        float,
-        typer.Option(
-            "--every-days", min=0, max=36500, help="Start a retraining this number of days after the last one."
-        ),
-    ] = 0.0,
-    held_back: Annotated[
-        float,
-        typer.Option("--held-back", min=0.01, max=0.9, help="Share of subjects to hold back for evaluation."),
-    ] = 0.2,
-    max_loss: Annotated[
-        float,
-        typer.Option(
-            "--max-loss", min=0, max=0.5, help="Tolerated decrease of the mean score (0 to 1) on held-back traffic."
-        ),
-    ] = 0.0,
-    shadow_days: Annotated[
-        float,
-        typer.Option(
-            "--shadow-days",
-            min=0,
-            max=365,
-            help="Decide based on live shadow answers, and refuse the candidate after this number of days "
-            "without a decision. 0: decide based on held-back traffic.",
-        ),
-    ] = 0.0,
+    folder: RetrainingFolderOption = Path("retraining"),
+    drift: DriftOption = None,
+    min_feedback: MinFeedbackOption = 0,
+    every_days: EveryDaysOption = 0.0,
+    held_back: HeldBackOption = 0.2,
+    max_loss: MaxLossOption = 0.0,
+    shadow_days: ShadowDaysOption = 0.0,
     sampled: SampledOption = False,
     include_unrated: UnratedOption = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     tracking_uri: TrackingUriOption = "",
     platform: PlatformOption = None,
     launcher: LauncherOption = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the triggers, and start nothing.")] = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """After a drift alarm, enough feedback or enough time, train a version on captured traffic, and promote it if it is better.
@@ -108,47 +115,37 @@ def retrain(
     from pipelines.capture import traffic_export, traffic_files
     from pipelines.capture.traffic_export import ExportOptions
     from pipelines.config.platform_config import Platform, load_platform
-    from pipelines.retraining import retraining, shadow_pairs
+    from pipelines.retraining import retraining
     from pipelines.retraining.triggers import TriggerOptions, check_triggers
+    from pipelines.runs import local_runner
 
-    if not (drift or min_feedback or every_days):
-        raise UsageError(
-            "no trigger is set; expected --drift, --min-feedback or --every-days",
-            hint="Example: tuneline retrain --min-feedback 200 --every-days 30",
-        )
-    if not dry_run and not feedback and not include_unrated:
-        raise UsageError("--feedback is not set", hint="Add the gateway's feedback file, or --unrated.")
+    triggers = TriggerOptions(drift, min_feedback, every_days)
+    _check_options(triggers, has_rows=bool(feedback) or include_unrated, dry_run=dry_run)
     customization, now = load_config(config, sets), traffic_files.now()
     traffic_export.check_objective(customization)
     settings = load_launcher(platform, launcher)
     target = load_platform(platform) if platform else Platform()
-    for path in [*feedback, *([drift] if drift else [])]:
-        if not path.exists():
-            raise InputError(f"{path} does not exist", hint="Correct the path.")
+    _check_files([*feedback, *([drift] if drift else [])])
     state = retraining.load_state(folder)
     is_shadow = shadow_days or (state.unfinished or {}).get("shadow")
     if is_shadow and not dry_run and not feedback:
         raise UsageError("--shadow-days requires --feedback", hint="Add the gateway's feedback file: --feedback FILE.")
     lines = read_latest_feedback(feedback).values()
-    check = check_triggers(TriggerOptions(drift, min_feedback, every_days), lines, state.last, now)
+    check = check_triggers(triggers, lines, state.last, now)
     if dry_run or not (check.reasons or state.unfinished):
         result = retraining.describe(check, state.unfinished)
         print_result(result, as_json, _format_result(result))
         return
 
-    def run(extended: Customization) -> dict[str, Any]:
-        from pipelines.runs import local_runner
-
-        return local_runner.run(
-            extended,
-            Workdir(workdir.absolute()),
-            quiet=as_json,
-            tracking_uri=tracking_uri or None,
-            launcher=settings,
-            rates=target.cost_rates,
-            team_budgets=target.team_budgets,
-        )
-
+    run = partial(
+        local_runner.run,
+        workdir=Workdir(workdir.absolute()),
+        quiet=as_json,
+        tracking_uri=tracking_uri or None,
+        launcher=settings,
+        rates=target.cost_rates,
+        team_budgets=target.team_budgets,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with job_folders.folder_lock(folder):
         state = retraining.load_state(folder)
@@ -164,12 +161,7 @@ def retrain(
         while not cycle["run"]:
             retraining.build_candidate(state, cycle, customization, run)
             export_rows()  # withdraws the run if a subject was erased during it
-
-        def read_pairs() -> list[ShadowPair]:
-            with locked_traffic(capture, feedback) as traffic:
-                latest, only_sampled = read_latest_feedback(feedback), cycle.get("sampled", False)
-                return shadow_pairs.read_pairs(traffic, latest, model, only_sampled=only_sampled).pairs
-
+        read_pairs = partial(_read_pairs, capture, feedback, model, only_sampled=cycle.get("sampled", False))
         with open_workdir("retrain", as_json, workdir, tracking_uri, writes=True):
             retraining.decide(
                 state,
@@ -182,6 +174,32 @@ def retrain(
             )
     result = retraining.describe(check, cycle)
     print_result(result, as_json, _format_result(result))
+
+
+def _check_options(triggers: TriggerOptions, *, has_rows: bool, dry_run: bool) -> None:
+    """Check the options that need no file. `has_rows` states whether the traffic can give rows."""
+    if not (triggers.drift or triggers.min_feedback or triggers.every_days):
+        raise UsageError(
+            "no trigger is set; expected --drift, --min-feedback or --every-days",
+            hint="Example: tuneline retrain --min-feedback 200 --every-days 30",
+        )
+    if not dry_run and not has_rows:
+        raise UsageError("--feedback is not set", hint="Add the gateway's feedback file, or --unrated.")
+
+
+def _check_files(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path} does not exist", hint="Correct the path.")
+
+
+def _read_pairs(capture: Path, feedback: list[Path], model: str, *, only_sampled: bool) -> list[ShadowPair]:
+    """Return the pairs of client and shadow answers, read under the lock of the traffic."""
+    from pipelines.retraining import shadow_pairs
+
+    with locked_traffic(capture, feedback) as traffic:
+        latest = read_latest_feedback(feedback)
+        return shadow_pairs.read_pairs(traffic, latest, model, only_sampled=only_sampled).pairs
 
 
 def _format_result(result: dict[str, Any]) -> list[str]:

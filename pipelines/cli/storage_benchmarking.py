@@ -21,140 +21,158 @@ if TYPE_CHECKING:
 TRAINING, TEAMS, HOSTS, VERDICT = "Training", "Other teams", "Several hosts", "Verdict"
 HOSTS_VARIABLE = "SLURM_STEP_NUM_TASKS"  # of srun
 
+FolderArgument = Annotated[
+    Path,
+    typer.Argument(help="Folder on the storage. The benchmark creates a subfolder and removes it at the end."),
+]
+AcceleratorsOption = Annotated[
+    int,
+    typer.Option(
+        "--accelerators",
+        min=0,
+        max=4096,
+        help="Number of accelerators to emulate. If they miss the target utilization, search for the largest "
+        "number that reaches it. 0: none.",
+        rich_help_panel=TRAINING,
+    ),
+]
+WorkloadOption = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        help="Workload: text, images, or a YAML file with DLIO's keys.",
+        rich_help_panel=TRAINING,
+    ),
+]
+SizeOption = Annotated[
+    str,
+    typer.Option(
+        "--size",
+        help="Size of the dataset, such as 100GB. Default: the size in the workload.",
+        rich_help_panel=TRAINING,
+    ),
+]
+FioOption = Annotated[
+    bool,
+    typer.Option("--fio", help="Also measure the utilization with fio, for comparison.", rich_help_panel=TRAINING),
+]
+CheckpointOption = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="MODEL",
+        help="Write, read and load the checkpoint of a model: its name, a config.json, or a number such as 8b.",
+        rich_help_panel=TEAMS,
+    ),
+]
+RanksOption = Annotated[
+    int,
+    typer.Option("--ranks", min=1, max=4096, help="Number of ranks that write a checkpoint.", rich_help_panel=TEAMS),
+]
+ReadersOption = Annotated[
+    int,
+    typer.Option(
+        "--readers",
+        min=0,
+        max=4096,
+        help="Number of readers of small files, as in curation. 0: none.",
+        rich_help_panel=TEAMS,
+    ),
+]
+SmallFilesOption = Annotated[
+    int,
+    typer.Option("--small-files", min=1, help="Number of 32 KiB files that the readers read.", rich_help_panel=TEAMS),
+]
+MixOption = Annotated[
+    bool,
+    typer.Option(
+        "--mix",
+        help="Also measure all phases at the same time. Requires --accelerators, --checkpoint and --readers.",
+        rich_help_panel=TEAMS,
+    ),
+]
+SecondsOption = Annotated[
+    float, typer.Option("--seconds", min=0.1, max=86_400, help="Duration of each timed measurement in seconds.")
+]
+BufferedOption = Annotated[
+    bool, typer.Option("--buffered", help="Read through the page cache. Default: direct I/O, if it is supported.")
+]
+RequirementOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--requirement",
+        readable=False,
+        help="Output of `tuneline size --json` with the required rates.",
+        rich_help_panel=VERDICT,
+    ),
+]
+RequiredReadRateOption = Annotated[
+    float | None,
+    typer.Option("--read-gb-s", min=0, max=1e6, help="Required read rate in GB/s.", rich_help_panel=VERDICT),
+]
+RequiredWriteRateOption = Annotated[
+    float | None,
+    typer.Option("--write-gb-s", min=0, max=1e6, help="Required write rate in GB/s.", rich_help_panel=VERDICT),
+]
+GroupOption = Annotated[
+    str,
+    typer.Option(
+        "--group",
+        help="Name of the group of hosts, the same on all hosts. Default: this host only.",
+        rich_help_panel=HOSTS,
+    ),
+]
+HostsOption = Annotated[
+    int | None,
+    typer.Option("--hosts", min=1, help="Number of hosts. Default: SLURM_STEP_NUM_TASKS.", rich_help_panel=HOSTS),
+]
+RankOption = Annotated[
+    int | None,
+    typer.Option(
+        "--rank",
+        min=0,
+        help="Rank of this host. Default: SLURM_PROCID, or JOB_COMPLETION_INDEX.",
+        rich_help_panel=HOSTS,
+    ),
+]
+WaitOption = Annotated[
+    float,
+    typer.Option(
+        "--wait", min=1, max=86_400, help="Timeout in seconds for the other hosts to start.", rich_help_panel=HOSTS
+    ),
+]
+ReportFolderOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Folder for report.html and benchmark.json. Default: no files."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the files to write and the estimated duration; measure nothing.")
+]
+
 
 @storage_app.command("benchmark")
 def storage_benchmark(
-    path: Annotated[
-        Path,
-        typer.Argument(help="Folder on the storage. The benchmark creates a subfolder and removes it at the end."),
-    ],
-    accelerators: Annotated[
-        int,
-        typer.Option(
-            "--accelerators",
-            min=0,
-            max=4096,
-            help="Number of accelerators to emulate. If they miss the target utilization, search for the largest "
-            "number that reaches it. 0: none.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = 0,
-    workload: Annotated[
-        str,
-        typer.Option(
-            "--workload",
-            help="Workload: text, images, or a YAML file with DLIO's keys.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = "text",
-    size: Annotated[
-        str,
-        typer.Option(
-            "--size",
-            help="Size of the dataset, such as 100GB. Default: the size in the workload.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = "",
-    fio: Annotated[
-        bool,
-        typer.Option("--fio", help="Also measure the utilization with fio, for comparison.", rich_help_panel=TRAINING),
-    ] = False,
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            "--checkpoint",
-            metavar="MODEL",
-            help="Write, read and load the checkpoint of a model: its name, a config.json, or a number such as 8b.",
-            rich_help_panel=TEAMS,
-        ),
-    ] = "",
-    ranks: Annotated[
-        int,
-        typer.Option(
-            "--ranks", min=1, max=4096, help="Number of ranks that write a checkpoint.", rich_help_panel=TEAMS
-        ),
-    ] = 8,
-    readers: Annotated[
-        int,
-        typer.Option(
-            "--readers",
-            min=0,
-            max=4096,
-            help="Number of readers of small files, as in curation. 0: none.",
-            rich_help_panel=TEAMS,
-        ),
-    ] = 0,
-    small_files: Annotated[
-        int,
-        typer.Option(
-            "--small-files", min=1, help="Number of 32 KiB files that the readers read.", rich_help_panel=TEAMS
-        ),
-    ] = 2000,
-    mix: Annotated[
-        bool,
-        typer.Option(
-            "--mix",
-            help="Also measure all phases at the same time. Requires --accelerators, --checkpoint and --readers.",
-            rich_help_panel=TEAMS,
-        ),
-    ] = False,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=86_400, help="Duration of each timed measurement in seconds.")
-    ] = 30.0,
-    buffered: Annotated[
-        bool, typer.Option("--buffered", help="Read through the page cache. Default: direct I/O, if it is supported.")
-    ] = False,
-    requirement: Annotated[
-        Path | None,
-        typer.Option(
-            "--requirement",
-            readable=False,
-            help="Output of `tuneline size --json` with the required rates.",
-            rich_help_panel=VERDICT,
-        ),
-    ] = None,
-    read_rate: Annotated[
-        float | None,
-        typer.Option("--read-gb-s", min=0, max=1e6, help="Required read rate in GB/s.", rich_help_panel=VERDICT),
-    ] = None,
-    write_rate: Annotated[
-        float | None,
-        typer.Option("--write-gb-s", min=0, max=1e6, help="Required write rate in GB/s.", rich_help_panel=VERDICT),
-    ] = None,
-    group: Annotated[
-        str,
-        typer.Option(
-            "--group",
-            help="Name of the group of hosts, the same on all hosts. Default: this host only.",
-            rich_help_panel=HOSTS,
-        ),
-    ] = "",
-    hosts: Annotated[
-        int | None,
-        typer.Option("--hosts", min=1, help="Number of hosts. Default: SLURM_STEP_NUM_TASKS.", rich_help_panel=HOSTS),
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(
-            "--rank",
-            min=0,
-            help="Rank of this host. Default: SLURM_PROCID, or JOB_COMPLETION_INDEX.",
-            rich_help_panel=HOSTS,
-        ),
-    ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            "--wait", min=1, max=86_400, help="Timeout in seconds for the other hosts to start.", rich_help_panel=HOSTS
-        ),
-    ] = 300.0,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Folder for report.html and benchmark.json. Default: no files."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the files to write and the estimated duration; measure nothing.")
-    ] = False,
+    path: FolderArgument,
+    accelerators: AcceleratorsOption = 0,
+    workload: WorkloadOption = "text",
+    size: SizeOption = "",
+    fio: FioOption = False,
+    checkpoint: CheckpointOption = "",
+    ranks: RanksOption = 8,
+    readers: ReadersOption = 0,
+    small_files: SmallFilesOption = 2000,
+    mix: MixOption = False,
+    seconds: SecondsOption = 30.0,
+    buffered: BufferedOption = False,
+    requirement: RequirementOption = None,
+    read_rate: RequiredReadRateOption = None,
+    write_rate: RequiredWriteRateOption = None,
+    group: GroupOption = "",
+    hosts: HostsOption = None,
+    rank: RankOption = None,
+    wait: WaitOption = 300.0,
+    output: ReportFolderOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Emulate the load of AI teams on a storage system, and report its rates and the number of accelerators that it can feed."""
@@ -164,13 +182,7 @@ def storage_benchmark(
     from pipelines.operations.storage_benchmark.host_group import check_path
     from pipelines.planning.sizing_input import parse_bytes
 
-    if not (accelerators or checkpoint or readers):
-        raise UsageError("no measurement is selected", hint="Add --accelerators, --checkpoint or --readers.")
-    if mix and not (accelerators and checkpoint and readers):
-        raise UsageError(
-            "--mix requires --accelerators, --checkpoint and --readers",
-            hint="Add --accelerators, --checkpoint and --readers.",
-        )
+    _check_phases(accelerators, checkpoint, readers, mix=mix)
     chosen = workloads.find_workload(workload)
     if dataset_bytes := parse_bytes("--size", size):
         chosen = chosen.resize(dataset_bytes)
@@ -208,6 +220,17 @@ def storage_benchmark(
         write_atomically(output / result_report.RESULT_FILENAME, f"{json.dumps(result, indent=1)}\n")
     print_result(result, as_json, lambda: result_report.format_benchmark(result))
     return 0 if result["ok"] else EXIT_FAILED
+
+
+def _check_phases(accelerators: int, checkpoint: str, readers: int, *, mix: bool) -> None:
+    """Check that the options select a measurement, and with --mix, all of them."""
+    if not (accelerators or checkpoint or readers):
+        raise UsageError("no measurement is selected", hint="Add --accelerators, --checkpoint or --readers.")
+    if mix and not (accelerators and checkpoint and readers):
+        raise UsageError(
+            "--mix requires --accelerators, --checkpoint and --readers",
+            hint="Add --accelerators, --checkpoint and --readers.",
+        )
 
 
 def count_parameters(checkpoint: str) -> int:

@@ -38,60 +38,68 @@ if TYPE_CHECKING:
 
 EXIT_ALARM = EXIT_REFUSED  # an answer for schedulers, not a failure
 
+ReferenceOption = Annotated[
+    str,
+    typer.Option(
+        "--reference",
+        metavar="DATASET_OR_REV",
+        help="Dataset folder, or revision of the data repository. With --reference-days, the dataset is an "
+        "additional comparison without effect on the alarm.",
+    ),
+]
+ReferenceDaysOption = Annotated[
+    str,
+    typer.Option(
+        "--reference-days",
+        metavar="FROM..TO",
+        help="Days (UTC) of accepted traffic; later days are tested. Default: the first 14 days from the first "
+        "captured prompt, unless --reference is set.",
+    ),
+]
+AnsweringModelOption = Annotated[
+    str, typer.Option("--model", help="Model that answered. Required if several models were captured.")
+]
+WindowOption = Annotated[str, typer.Option("--window", help="Size of a window: a number of prompts, day or week.")]
+EmbeddingModelOption = Annotated[
+    str,
+    typer.Option(
+        "--embedding-model",
+        help="Model source, or folder of a model or package. Default: the model that answered, from the store.",
+    ),
+]
+EmbeddingsOption = Annotated[
+    str,
+    typer.Option(
+        "--embeddings",
+        help="input: mean of the input embeddings, without a forward pass. hidden_states: hidden states of an encoder.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the permutations and samples.")]
+ReportFolderOption = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Folder of the report. Default: no report is written.")
+]
+MetricsFileOption = Annotated[
+    Path | None, typer.Option("--metrics", help="Prometheus text file for node_exporter. Default: none.")
+]
+MlflowOption = Annotated[bool, typer.Option("--mlflow", help="Log e-values and p-values to an MLflow run.")]
+FailOnAlarmOption = Annotated[bool, typer.Option("--fail-on-alarm", help="Exit with status 3 on an alarm.")]
+
 
 @traffic_app.command("drift")
 def check_traffic_drift(
-    reference: Annotated[
-        str,
-        typer.Option(
-            "--reference",
-            metavar="DATASET_OR_REV",
-            help="Dataset folder, or revision of the data repository. With --reference-days, the dataset is an "
-            "additional comparison without effect on the alarm.",
-        ),
-    ] = "",
-    reference_days: Annotated[
-        str,
-        typer.Option(
-            "--reference-days",
-            metavar="FROM..TO",
-            help="Days (UTC) of accepted traffic; later days are tested. Default: the first 14 days from the first "
-            "captured prompt, unless --reference is set.",
-        ),
-    ] = "",
+    reference: ReferenceOption = "",
+    reference_days: ReferenceDaysOption = "",
     capture: CaptureFileOption = Path("capture.yaml"),
     feedback: FeedbackFilesOption = [],  # noqa: B006
-    model: Annotated[
-        str, typer.Option("--model", help="Model that answered. Required if several models were captured.")
-    ] = "",
-    window: Annotated[
-        str, typer.Option("--window", help="Size of a window: a number of prompts, day or week.")
-    ] = "200",
-    embedding_model: Annotated[
-        str,
-        typer.Option(
-            "--embedding-model",
-            help="Model source, or folder of a model or package. Default: the model that answered, from the store.",
-        ),
-    ] = "",
-    embeddings: Annotated[
-        str,
-        typer.Option(
-            "--embeddings",
-            help="input: mean of the input embeddings, without a forward pass. hidden_states: hidden states of an encoder.",
-        ),
-    ] = "input",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the permutations and samples.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder of the report. Default: no report is written.")
-    ] = None,
-    metrics: Annotated[
-        Path | None, typer.Option("--metrics", help="Prometheus text file for node_exporter. Default: none.")
-    ] = None,
-    log_to_mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="Log e-values and p-values to an MLflow run.")
-    ] = False,
-    fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="Exit with status 3 on an alarm.")] = False,
+    model: AnsweringModelOption = "",
+    window: WindowOption = "200",
+    embedding_model: EmbeddingModelOption = "",
+    embeddings: EmbeddingsOption = "input",
+    seed: SeedOption = 0,
+    output: ReportFolderOption = None,
+    metrics: MetricsFileOption = None,
+    log_to_mlflow: MlflowOption = False,
+    fail_on_alarm: FailOnAlarmOption = False,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     tracking_uri: TrackingUriOption = "",

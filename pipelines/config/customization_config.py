@@ -306,58 +306,71 @@ def check_consistency(config: Customization, *, can_promote: bool = True) -> Non
             source contains a password, which compiled pipelines and manifests would repeat; or the settings of a
             table do not fit its database; or a model would be promoted without the regression suite.
     """
-    is_reward_model = config.fine_tuning.objective_spec.scores_answers
-    check_task_kinds(config.evaluation, is_reward_model=is_reward_model)
-    if can_promote and is_reward_model and config.model_registry.auto_promote:
-        raise ConfigurationError(
-            "model_registry.auto_promote is true, and fine_tuning.objective is reward: no regression suite measures reward models",
-            hint="Set model_registry.auto_promote to false and use `tuneline promote`.",
-        )
-    if can_promote and config.model_registry.auto_promote and config.evaluation.suite == "none":
-        raise ConfigurationError(
-            "model_registry.auto_promote is true, but evaluation.suite is 'none'; automatic promotion requires 'default'",
-            hint="Set evaluation.suite to default, or model_registry.auto_promote to false and use `tuneline promote`.",
-        )
+    check_task_kinds(config.evaluation, is_reward_model=config.fine_tuning.objective_spec.scores_answers)
+    if can_promote and config.model_registry.auto_promote:
+        _check_suite(config)
     _check_evaluated_weights(config)
     for entry in config.data_curation.sources:
         is_table = is_table_address(entry.path)
         check_no_password(entry.path, *([] if is_table else [FILE_CREDENTIALS_HINT]))
         if is_table:
             check_request(TableRequest(entry.path, entry.table_settings, Path()))
-    packaging, is_vllm = config.triton_packaging, config.triton_packaging.backend == "vllm"
     for tuning in config.fine_tuning.recipes.values():
-        adaptation = tuning.adaptation_spec
-        if adaptation.is_prompt_based and (is_vllm or packaging.adapter == "merged"):
-            raise ConfigurationError(
-                f"fine_tuning.adaptation: virtual tokens ({tuning.adaptation}) can neither be merged into weights "
-                "nor be served by vLLM",
-                hint="Set triton_packaging.backend to python and triton_packaging.adapter to auto, "
-                "or use adaptation lora or full.",
-            )
-        if not adaptation.is_mergeable or tuning.merge:
-            check_quantization(packaging, is_attached=not adaptation.is_mergeable and not adaptation.trains_all_weights)
-            continue
-        attached_automatically = is_vllm and adaptation.is_servable_by_vllm and packaging.quantization == "none"
-        attached = {"attached": True, "merged": False, "auto": attached_automatically}[packaging.adapter]
-        check_quantization(packaging, is_attached=attached)
-        if packaging.weights == "referenced" and not attached:
-            raise ConfigurationError(
-                "triton_packaging.weights is 'referenced', but only the package would contain the merged weights",
-                hint="Set triton_packaging.adapter to attached, or triton_packaging.weights to copied.",
-            )
-        if not (is_vllm and attached):
-            continue
-        if not adaptation.is_servable_by_vllm:
-            raise ConfigurationError(
-                "triton_packaging.adapter: found 'attached'; vLLM cannot attach adapters of fine_tuning.adaptation "
-                f"{tuning.adaptation}",
-                hint="Set triton_packaging.adapter to auto or merged.",
-            )
-        if adaptation.is_low_rank and tuning.lora.dora:
-            raise ConfigurationError(
-                "fine_tuning.lora.dora is true, but vLLM does not support DoRA in an attached adapter",
-                hint="Set triton_packaging.adapter to merged, or fine_tuning.lora.dora to false.",
-            )
+        _check_package(tuning, config.triton_packaging)
+
+
+def _check_suite(config: Customization) -> None:
+    """Check that the regression suite measures a model that is promoted automatically."""
+    if config.fine_tuning.objective_spec.scores_answers:
+        raise ConfigurationError(
+            "model_registry.auto_promote is true, and fine_tuning.objective is reward: no regression suite measures reward models",
+            hint="Set model_registry.auto_promote to false and use `tuneline promote`.",
+        )
+    if config.evaluation.suite == "none":
+        raise ConfigurationError(
+            "model_registry.auto_promote is true, but evaluation.suite is 'none'; automatic promotion requires 'default'",
+            hint="Set evaluation.suite to default, or model_registry.auto_promote to false and use `tuneline promote`.",
+        )
+
+
+def _check_package(tuning: FineTuningConfig, packaging: TritonPackagingConfig) -> None:
+    """Check that the package can contain the parameters that a recipe trains."""
+    adaptation, is_vllm = tuning.adaptation_spec, packaging.backend == "vllm"
+    if adaptation.is_prompt_based and (is_vllm or packaging.adapter == "merged"):
+        raise ConfigurationError(
+            f"fine_tuning.adaptation: virtual tokens ({tuning.adaptation}) can neither be merged into weights "
+            "nor be served by vLLM",
+            hint="Set triton_packaging.backend to python and triton_packaging.adapter to auto, "
+            "or use adaptation lora or full.",
+        )
+    if not adaptation.is_mergeable or tuning.merge:
+        check_quantization(packaging, is_attached=not adaptation.is_mergeable and not adaptation.trains_all_weights)
+        return
+    attached_automatically = is_vllm and adaptation.is_servable_by_vllm and packaging.quantization == "none"
+    attached = {"attached": True, "merged": False, "auto": attached_automatically}[packaging.adapter]
+    check_quantization(packaging, is_attached=attached)
+    if packaging.weights == "referenced" and not attached:
+        raise ConfigurationError(
+            "triton_packaging.weights is 'referenced', but only the package would contain the merged weights",
+            hint="Set triton_packaging.adapter to attached, or triton_packaging.weights to copied.",
+        )
+    if is_vllm and attached:
+        _check_vllm_adapter(tuning)
+
+
+def _check_vllm_adapter(tuning: FineTuningConfig) -> None:
+    """Check that vLLM can attach the adapter that a recipe trains."""
+    if not tuning.adaptation_spec.is_servable_by_vllm:
+        raise ConfigurationError(
+            "triton_packaging.adapter: found 'attached'; vLLM cannot attach adapters of fine_tuning.adaptation "
+            f"{tuning.adaptation}",
+            hint="Set triton_packaging.adapter to auto or merged.",
+        )
+    if tuning.adaptation_spec.is_low_rank and tuning.lora.dora:
+        raise ConfigurationError(
+            "fine_tuning.lora.dora is true, but vLLM does not support DoRA in an attached adapter",
+            hint="Set triton_packaging.adapter to merged, or fine_tuning.lora.dora to false.",
+        )
 
 
 def parse_values(values: Values, source: str, overrides: Sequence[str] = ()) -> Customization:

@@ -19,7 +19,6 @@ from components.common.runtime.errors import UsageError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.config import TokensConfig
 from components.data_curation.token_statistics import measure_tokens
-from components.fine_tuning import objectives
 from components.fine_tuning.config import FineTuningConfig, PromptConfig
 from components.fine_tuning.optimizers import OPTIMIZERS
 from pipelines.planning.architectures import LINEAR_NAMES, Architecture, find_architecture
@@ -116,14 +115,33 @@ def build_request(
     """
     architecture = find_architecture(model or strip_model_source(config.base_model))
     gpus = gpus or (config.processes if config.processes > 1 else None)
-    assumptions, default_batch = [], max(objectives.OBJECTIVES[config.objective].batch_rows, gpus or 1)
+    assumptions, default_batch = [], max(config.objective_spec.batch_rows, gpus or 1)
     if config.batch_size is None and options.get("global_batch") is None:
         assumptions.append(f"the global batch has {format_count(default_batch, 'row')}")
-    objective = config.objective
-    recipe: dict[str, Any] = {
+    recipe = _read_recipe(config, architecture, default_batch)
+    if options.get("objective"):
+        recipe["precomputes_reference"] = False
+    elif config.objective_spec.generates:
+        recipe |= _count_answers(config, recipe["global_batch"])
+        assumptions += _describe_generation(config)
+        if rows := options.get("rows"):
+            options["rows"] = rows * config.answers_per_prompt
+    given = {name: value for name, value in options.items() if value is not None}
+    request = SizingRequest(architecture, device, gpus, **{**recipe, **given})
+    _check_mean_length(request)
+    if config.max_steps and not {"epochs", "tokens", "rows"} & given.keys():
+        batch_tokens = request.global_batch * (request.length if request.packing else request.row_tokens)
+        request = replace(request, tokens=config.max_steps * batch_tokens, epochs=1.0)
+    return replace(request, assumptions=tuple(assumptions))
+
+
+def _read_recipe(config: FineTuningConfig, architecture: Architecture, default_batch: int) -> dict[str, Any]:
+    """Return the fields of a request that a recipe sets."""
+    objective = config.objective_spec
+    recipe = {
         "adaptation": config.adaptation,
-        "objective": "sft" if objectives.OBJECTIVES[objective].is_causal else objective,
-        "precomputes_reference": config.precomputes_reference and not options.get("objective"),
+        "objective": "sft" if objective.is_causal else config.objective,
+        "precomputes_reference": config.precomputes_reference,
         "adapter": count_adapter_parameters(architecture, config),
         "optimizer_bytes": OPTIMIZERS[config.optimizer].state_bytes,
         "dropout": config.has_lora_dropout,
@@ -133,36 +151,38 @@ def build_request(
         "packing": config.packing,
         "micro_batch": config.micro_batch_size,
         "global_batch": config.batch_size or default_batch,
-        "epochs": config.epochs or objectives.OBJECTIVES[objective].epochs,
+        "epochs": config.epochs or objective.epochs,
         "recomputation": config.activation_checkpointing,
         "stage": {"ddp": None if config.processes == 1 else 0}.get(config.strategy, 3),
     }
-    if config.max_length:
-        recipe["length"] = config.max_length
-    if objectives.OBJECTIVES[objective].generates and not options.get("objective"):
-        answers, tokens = config.answers_per_prompt, config.max_answer_tokens
-        recipe |= {
-            "micro_batch": (config.micro_batch_size or 1) * answers,
-            "global_batch": recipe["global_batch"] * answers,
-        }
-        recipe["length"] = (config.max_length or DEFAULT_LENGTH) + tokens
-        number = f"{answers} answers" if answers > 1 else "one answer"
-        assumptions.append(f"each prompt has {number} of {tokens:,} tokens")
-        if config.distillation.teacher or any(reward.model for reward in config.grpo.rewards):
-            assumptions.append("the memory and the work of a teacher and of reward models are not included")
-        if rows := options.get("rows"):
-            options["rows"] = rows * answers
-    given = {name: value for name, value in options.items() if value is not None}
-    request = SizingRequest(architecture, device, gpus, **{**recipe, **given})
+    return recipe | ({"length": config.max_length} if config.max_length else {})
+
+
+def _count_answers(config: FineTuningConfig, prompts: int) -> dict[str, int]:
+    """Return the rows per step and the longest row of a training that generates answers to this number of prompts."""
+    return {
+        "micro_batch": (config.micro_batch_size or 1) * config.answers_per_prompt,
+        "global_batch": prompts * config.answers_per_prompt,
+        "length": (config.max_length or DEFAULT_LENGTH) + config.max_answer_tokens,
+    }
+
+
+def _describe_generation(config: FineTuningConfig) -> list[str]:
+    """Return the assumptions on an objective that generates answers during training."""
+    answers = config.answers_per_prompt
+    number = f"{answers} answers" if answers > 1 else "one answer"
+    assumptions = [f"each prompt has {number} of {config.max_answer_tokens:,} tokens"]
+    if config.distillation.teacher or any(reward.model for reward in config.grpo.rewards):
+        assumptions.append("the memory and the work of a teacher and of reward models are not included")
+    return assumptions
+
+
+def _check_mean_length(request: SizingRequest) -> None:
     if request.mean_length is not None and request.mean_length > request.length:
         raise UsageError(
             f"--mean-length {request.mean_length:g} exceeds the longest row, {request.length} tokens",
             hint=f"Use --length {math.ceil(request.mean_length)} or more.",
         )
-    if config.max_steps and not {"epochs", "tokens", "rows"} & given.keys():
-        batch_tokens = request.global_batch * (request.length if request.packing else request.row_tokens)
-        request = replace(request, tokens=config.max_steps * batch_tokens, epochs=1.0)
-    return replace(request, assumptions=tuple(assumptions))
 
 
 def strip_model_source(base_model: str) -> str:

@@ -53,45 +53,20 @@ def collect_report_data(
     """
     found = {kind: artifact_store.load_artifact(store, sha256, kind) for kind, sha256 in digests.items() if sha256}
     evaluation = json.loads((found["evaluation"].path / "evaluation.json").read_text(encoding="utf-8"))
-    stages = []
-    for line in _read_lines(events) if events else ():
-        event = reporters.parse_event(line)
-        if event and event["event"] == "finished":
-            stages.append({"name": event["stage"], "cached": bool(event["cached"]), **stage_cost.add_costs([event])})
+    stages = _list_stages(events) if events else []
     costs = {
         STAGE_BY_ARTIFACT[kind]: spent
         for kind, artifact in found.items()
         if (spent := stage_cost.read_cost(store, artifact.sha256))
     }
-    package: Record | None = None
-    if repository := found.get("repository"):
-        proof = json.loads((repository.path / "proof.json").read_text(encoding="utf-8"))
-        package_summary = repository.manifest.summary
-        package = {
-            "sha256": repository.sha256,
-            "model_name": package_summary["model_name"],
-            "backend": package_summary["backend"],
-            "proof": package_summary["proof"],  # None if no server could prove the package
-            "unproven_because": package_summary.get("unproven_because"),
-            "answers": proof.get("answers", []),
-            **({"quantization": measured} if (measured := package_summary.get("quantization")) else {}),
-        }
+    package = _describe_package(found["repository"]) if "repository" in found else None
     moved, model, tracked = registered.get("moved") or {}, found["model"], tracked or {}
-    base = url_credentials.remove_credentials(
-        next((item.uri for item in model.manifest.inputs if item.kind == "base_model"), "")
-    )
-    # Files of a local run only: a reader of a cluster's report cannot open paths of a pod.
-    links = {kind: (artifact.path.absolute() / "report.html").as_uri() for kind, artifact in found.items() if events}
     return {
         "schema": REPORT_SCHEMA,
         "date": tracked.get("date"),
         "author": tracked.get("author"),
-        "base_model": {"name": Path(base).name if base.startswith("/") else base, "uri": base},
-        "links": {
-            **links,
-            "run": tracked.get("run_url") or (events.parent.absolute().as_uri() if events else ""),
-            "version": mlflow_tracking.build_version_url(registered["name"], registered["version"]),
-        },
+        "base_model": _describe_base_model(model),
+        "links": _build_urls(found, registered, events, tracked),
         "run": events.parent.name if events else None,
         "verdict": registry_outcome.determine_verdict(evaluation["verdict"], registered),
         "reasons": evaluation["reasons"],
@@ -127,6 +102,50 @@ def collect_report_data(
         "produced_by": model.manifest.produced_by,
         "recipe": {"seed": model.manifest.seed, **model.manifest.config},
     }
+
+
+def _list_stages(events: Path) -> list[Record]:
+    """Return the finished stages of a run with their costs."""
+    stages = []
+    for line in _read_lines(events):
+        event = reporters.parse_event(line)
+        if event and event["event"] == "finished":
+            stages.append({"name": event["stage"], "cached": bool(event["cached"]), **stage_cost.add_costs([event])})
+    return stages
+
+
+def _describe_package(repository: Artifact) -> Record:
+    """Return the package's backend, the proof of its answers, and the measured quantization."""
+    proof = json.loads((repository.path / "proof.json").read_text(encoding="utf-8"))
+    summary = repository.manifest.summary
+    return {
+        "sha256": repository.sha256,
+        "model_name": summary["model_name"],
+        "backend": summary["backend"],
+        "proof": summary["proof"],  # None if no server could prove the package
+        "unproven_because": summary.get("unproven_because"),
+        "answers": proof.get("answers", []),
+        **({"quantization": measured} if (measured := summary.get("quantization")) else {}),
+    }
+
+
+def _build_urls(
+    found: Mapping[str, Artifact], registered: Values, events: Path | None, tracked: Mapping[str, str]
+) -> Record:
+    """Return the URLs of the artifacts' reports, the run and the model version."""
+    # Files of a local run only: a reader of a cluster's report cannot open paths of a pod.
+    reports = {kind: (artifact.path.absolute() / "report.html").as_uri() for kind, artifact in found.items() if events}
+    return {
+        **reports,
+        "run": tracked.get("run_url") or (events.parent.absolute().as_uri() if events else ""),
+        "version": mlflow_tracking.build_version_url(registered["name"], registered["version"]),
+    }
+
+
+def _describe_base_model(model: Artifact) -> Record:
+    uri = next((item.uri for item in model.manifest.inputs if item.kind == "base_model"), "")
+    base = url_credentials.remove_credentials(uri)
+    return {"name": Path(base).name if base.startswith("/") else base, "uri": base}
 
 
 def _describe_dataset(dataset: Artifact) -> Record:
