@@ -115,12 +115,18 @@ class CurationResult:
 
     def find_first_rejected(self) -> dict[str, str]:
         """Return "FILE:LINE" of the first rejected row by reason."""
+        from pyarrow import compute
+
         first: dict[str, str] = {}
+        later = self.verdicts.rejections
         for begin, table in self.prepared.iterate_tables(["file", "line", "reason"]):
-            for number, row in enumerate(table.to_pylist(), begin):
-                rejection = self.verdicts.rejections.get(number)
-                if reason := rejection.reason if rejection else row["reason"]:
-                    first.setdefault(reason, f"{row['file']}:{row['line']}")
+            filtered = compute.indices_nonzero(compute.not_equal(table["reason"].fill_null(""), "")).to_pylist()
+            compared = [number - begin for number in later if begin <= number < begin + len(table)]
+            for row in sorted({*filtered, *compared}):
+                rejection = later.get(begin + row)
+                reason = rejection.reason if rejection else table["reason"][row].as_py()
+                if reason not in first:
+                    first[reason] = f"{table['file'][row]}:{table['line'][row]}"
             if len(first) == sum(map(bool, self.rejected.values())):
                 break
         return first

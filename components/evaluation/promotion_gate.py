@@ -24,6 +24,7 @@ from components.evaluation.tasks.task_registry import build_task
 ROLE_LABELS = {"candidate": "the candidate", "base": "the base", "incumbent": "the incumbent"}
 TOKENIZER_MISMATCH = "the incumbent has another tokenizer"
 NO_GAIN = Interval(0.0, 0.0, 0.0)
+MAX_ITEMS_FACTOR = 1000  # a gain that requires more than this multiple of the items is negligible
 MIN_ITEMS = 10  # default of evaluation.min_items
 DETECTION_POWER = 0.8  # of the smallest detectable loss in a slice (Cohen, Statistical Power Analysis, 1988)
 
@@ -220,29 +221,29 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
     else:
         small = ""
         if bound <= 0 < gain.value:
-            needed = estimate_needed_items(gain.items, gain.value, gain.value - interval.low, detectable)
-            small = (
-                f"; the difference is too small for the number of items: only gains above {detectable:.4f} are "
-                f"significant, and this gain requires about {needed:,} items"
-            )
+            small = f"; the difference is too small for the number of items: only gains above {detectable:.4f} are significant"
+            excess, noise = gain.value - rule.min_gain, min(gain.value - interval.low, detectable)
+            needed = estimate_needed_items(gain.items, excess, noise, detectable) if excess > 0 else math.inf
+            if needed <= MAX_ITEMS_FACTOR * gain.items:
+                small += f", and this gain requires about {needed:,.0f} items"
         reason = f"{measured}{small}; the rule requires a gain above {rule.min_gain:+.4f}."
     return RuleResult(rule, passed, reason, interval, bound, acceptance_p_value=p_value, detectable=detectable)
 
 
-def estimate_needed_items(items: int, gain: float, noise: float, detectable: float) -> int:
-    """Estimate the number of items for which a gain would be significant.
+def estimate_needed_items(items: int, gain: float, noise: float, detectable: float) -> float:
+    """Estimate the number of items for which a gain would be significant, with two digits.
 
     Args:
         items: Number of measured items.
-        gain: Measured gain.
+        gain: Measured gain beyond the required one; above 0.
         noise: Half the width of the gain's interval, which is proportional to 1 / √items.
         detectable: Distance of the gain from its lower bound. The part beyond `noise` allows for losses of unseen items
             and is proportional to 1 / items.
     """
     unseen = max(detectable - noise, 0.0)
     # gain = noise · x + unseen · x², with x = √(items / needed)
-    root = 2 * gain / (noise + math.sqrt(noise**2 + 4 * unseen * gain))
-    return math.ceil(items / root**2)
+    root = 2 * gain / (noise + math.hypot(noise, 2 * math.sqrt(unseen) * math.sqrt(gain)))
+    return float(f"{items / root / root:.2g}")
 
 
 def _evaluate_harmed_share(rule: Rule, result: TaskResult, metric: str) -> RuleResult:

@@ -160,8 +160,6 @@ def _describe_changed_rows(rows: dict[str, Any], config: Recipe) -> list[str]:
         truncated = format_count(rows["truncated"], "row was", "rows were")
         removed = f"{format_count(rows['cut_tokens'], 'token')} ({rows['cut_share']:.1%} of all)"
         sentences.append(f"{truncated} truncated to {config.max_length} tokens, which removed {removed}.")
-    else:
-        sentences.append(f"No row was longer than {config.max_length} tokens.")
     if rows["without_answer"]:
         skipped = format_count(rows["without_answer"], "row was", "rows were")
         sentences.append(f"{skipped} skipped, because no token to learn is within that length.")

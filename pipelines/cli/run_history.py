@@ -133,7 +133,7 @@ def cancel(name: RunArgument, workdir: WorkdirOption = DEFAULT_WORKDIR_PATH, as_
         if now["state"] == "finished"
         else [
             f"{now['run']} is {now['state']} ({now['progress']}){reason}",
-            "To resume it from its last checkpoint, run the same `tuneline run` command again.",
+            "To resume it, run the same `tuneline run` command again.",
         ]
     )
     print_result({"run": run.name, "state": now["state"], "stage": now["stage"]}, as_json, lines)

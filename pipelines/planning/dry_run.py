@@ -99,6 +99,7 @@ from pipelines.steps.input_resolution import (
 GB = 10**9
 MAX_TEST_FRACTION, MIN_TRAIN_FRACTION = 0.6, 0.2  # that a warning suggests
 MAX_NAMED_SOURCES = 5  # in warnings
+MAX_SHOWN_UNREADABLE = 3
 DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
 ESTIMATED_STAGES = tuple(pipeline_step.STAGE_BY_ARTIFACT.values())
 Json = dict[str, Any]
@@ -327,7 +328,7 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
             "first_rejected": survey.first_rejected,
             "first_unreadable": [
                 f"{record.file}:{record.line}: {record.reason}"
-                for record in survey.curated.prepared.unread[:MAX_SHOWN_SOURCES]
+                for record in survey.curated.prepared.unread[:MAX_SHOWN_UNREADABLE]
             ],
         },
         "tokens": {

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import REWARD_MODEL
 from components.common.workspace import artifact_store
 from pipelines.runs import run_costs
 
@@ -35,12 +37,14 @@ def format_run(result: dict[str, Any]) -> list[str]:
         if Path(result["workdir"]) != artifact_store.Workdir.from_environment().root:
             target += f" --workdir {shlex.quote(result['workdir'])}"
         lines.append(f"not promoted; to promote this version: {command} promote {target}")
-    if artifacts["repository"]:  # a refused model is not packaged
+    if artifacts["repository"]:
         lines.append(f"chat with the model: {command} chat {artifacts['repository']}")
         lines.append(f"serve the model: {command} serve {artifacts['repository']}")
     elif result["verdict"] == "refused" and artifacts.get("model"):
-        package = f"{command} package {artifacts['model']} -o refused-model"
-        lines.append(f"not packaged; to try the refused model: {package} && {command} chat refused-model")
+        model, configuration = Path(artifacts["model"]), Path(result["report"]).with_name("customization.yaml")
+        if artifact_folder.read_manifest(model).kind != REWARD_MODEL:
+            package = shlex.join([command, "package", str(model), "-c", str(configuration), "-o", "refused-model"])
+            lines.append(f"not packaged; to try the refused model: {package} && {command} chat refused-model")
     if str(registered["tracking_uri"]).startswith(("http://", "https://")):
         lines.append(f"browse the runs: {registered['tracking_uri']}")
     else:

@@ -431,9 +431,11 @@ def test_page_becomes_sections_only_if_configured(read_file) -> None:
     ]
 
 
+@pytest.mark.parametrize("menu", ["<nav>menu</nav>", '<nav><div id="content-main">menu</div></nav>'])
 @pytest.mark.parametrize("container", ["", "<div>"])
-def test_headings_and_lists_remain_in_a_page_without_a_main_element(read_file, container: str) -> None:
+def test_headings_and_lists_remain_in_a_page_without_a_main_element(read_file, container: str, menu: str) -> None:
     page = PAGE.replace("<article>", container).replace("</article>", container.replace("<", "</"))
+    page = page.replace("<nav>menu</nav>", menu)
     sections = read_file("a.html", page, text_unit="section")
     assert get_texts(sections) == get_texts(read_file("b.html", PAGE, text_unit="section"))
     (whole,) = read_file("c.html", page)

@@ -40,6 +40,14 @@ def test_clear_gain_is_accepted_with_interval() -> None:
     assert "60 items" in result.reason
 
 
+@pytest.mark.parametrize(("min_gain", "is_reachable"), [(0.0, True), (0.05, True), (0.2, False)])
+def test_items_are_estimated_only_if_the_gain_exceeds_the_required_one(min_gain: float, is_reachable: bool) -> None:
+    result = evaluate_loss_rule([v - 1 for v in BASE], Rule(against="base", min_gain=min_gain))
+    assert "0.1000 better than the base" in result.reason
+    assert not result.passed
+    assert ("this gain requires about" in result.reason) == is_reachable
+
+
 def test_clear_loss_is_refused() -> None:
     result = evaluate_loss_rule([v + 5 for v in BASE], Rule(against="base", min_gain=0.0))
     assert not result.passed
@@ -216,7 +224,7 @@ def build_task_result(name: str, metrics: dict[str, Metric], candidate: list[flo
     ],
 )
 def test_items_that_a_gain_requires_are_estimated(noise: float, detectable: float, needed: int) -> None:
-    assert promotion_gate.estimate_needed_items(40, 0.2, noise, detectable) == pytest.approx(needed, abs=1)
+    assert promotion_gate.estimate_needed_items(40, 0.2, noise, detectable) == needed
 
 
 def test_single_leak_is_refused() -> None:

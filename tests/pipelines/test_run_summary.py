@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from components.common.cost.cost_rates import CostRates
 from components.common.cost.stage_cost import add_costs
+from pipelines.runs import run_summary
 from pipelines.runs.run_summary import format_evaluation_sets, format_run
 
 
@@ -58,9 +60,14 @@ def test_hint_opens_the_store_of_this_run(tmp_path: Path, uri: str, hint: str, m
     }
     assert [line for line in format_run(result) if line.startswith("browse")] == [hint]
     assert not [line for line in format_run(result) if "promote" in line]
-    result["artifacts"] |= {"model": "/store/model"}
-    package = "tuneline package /store/model -o refused-model && tuneline chat refused-model"
-    assert f"not packaged; to try the refused model: {package}" in format_run(result)
+    for kind, is_shown in (("model", True), ("reward_model", False)):
+        monkeypatch.setattr(
+            run_summary.artifact_folder, "read_manifest", lambda _, kind=kind: SimpleNamespace(kind=kind)
+        )
+        result |= {"artifacts": result["artifacts"] | {"model": "/my store/model"}, "report": "/run/report.html"}
+        package = "tuneline package '/my store/model' -c /run/customization.yaml -o refused-model"
+        line = f"not packaged; to try the refused model: {package} && tuneline chat refused-model"
+        assert (line in format_run(result)) == is_shown
     result |= {"verdict": "accepted", "workdir": str(tmp_path / "my work")}
     [line] = [line for line in format_run(result) if "promote" in line]
     command = f"tuneline promote helper --version 1 --workdir '{tmp_path}/my work'"

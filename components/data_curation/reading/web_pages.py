@@ -41,6 +41,7 @@ WAT_MESSAGE = "a WAT file, which contains crawl metadata but no text; it is skip
 SAMPLE_CHARACTERS = 4096  # examined for binary data, as in text files
 CONTROL_CHARACTERS = dict.fromkeys(character for character in range(32) if character not in b"\t\n\v\f\r\x1b")
 # Removed first: trafilatura would return them if it finds no other text.
+MENU_ANCESTORS = "ancestor::nav | ancestor::aside | ancestor::footer | ancestor::form"
 PRUNED_ELEMENTS = ["//nav", "//footer", "//script", "//noscript", "//template"]
 
 # The encodings of the WHATWG Encoding Standard (https://encoding.spec.whatwg.org/#names-and-labels) by Python's names.
@@ -132,6 +133,7 @@ def extract_main_xml(html: str) -> tuple[str, str]:
 
 def _extract_main(html: str, url: str, output_format: str, *, is_crawled: bool) -> tuple[str, str]:
     trafilatura = _load_trafilatura()
+    main_elements = trafilatura.xpaths.BODY_XPATH
     html = html.replace("\0", "")
     try:
         tree = trafilatura.load_html(html)
@@ -143,7 +145,8 @@ def _extract_main(html: str, url: str, output_format: str, *, is_crawled: bool) 
         # In a page without a main element, trafilatura finds paragraphs only. That suits a crawled page, whose other
         # elements are often menus. A document would lose its headings and lists, so its body is the main element.
         body = tree.find("body")
-        if not is_crawled and body is not None and not any(find(tree) for find in trafilatura.xpaths.BODY_XPATH):
+        found = [element for find in main_elements for element in find(tree) if not element.xpath(MENU_ANCESTORS)]
+        if not is_crawled and body is not None and not found:
             main = tree.makeelement("article")
             main.text, body.text = body.text, None
             main.extend(list(body))
