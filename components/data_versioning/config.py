@@ -24,7 +24,7 @@ class DataVersioningConfig(BaseModel):
     endpoint_url: str = Field(
         "",
         description="Address of the S3 service of an s3:// remote, such as https://powerscale.example.com:9021. "
-        "Empty: the value of AWS_ENDPOINT_URL, or else Amazon S3. Credentials come only from the environment or an AWS profile.",
+        "Empty: the value of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, or else Amazon S3. Credentials come only from the environment or an AWS profile.",
     )
     name: str = Field(
         "dataset",

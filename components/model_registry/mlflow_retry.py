@@ -169,7 +169,7 @@ def build_user_error(error: BaseException, client: MlflowClient | None = None) -
         return RegistryError(
             f"MLflow at {address} denied the request: {first[:300]}",
             hint="Request the permission EDIT on the model and its history NAME.history from the server's "
-            "administrator; to promote a version a second time, request MANAGE.",
+            "administrator; to promote a version a second time, request MANAGE on both.",
         )
     if not is_transient(error):
         return RegistryError(f"MLflow rejected the request: {first}", hint="Check the name and the server's log.")

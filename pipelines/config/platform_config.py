@@ -420,8 +420,8 @@ class Platform(StrictModel):
     store: str = Field(
         "",
         description="Address of the artifact store: s3://bucket/prefix. Empty: a folder on the volume. A bucket also stores "
-        "imported base models, and the volume contains only copies. For a bucket, set AWS_ENDPOINT_URL under "
-        "`environment` and the keys under `secrets`.",
+        "imported base models, and the volume contains only copies. For a bucket, set the keys under `secrets` "
+        "and, except for Amazon S3, AWS_ENDPOINT_URL under `environment`.",
     )
     claims: list[Claim] = Field(
         [], description="Additional volumes of all pods, for example [{claim: corpus, mount: /corpus}]."

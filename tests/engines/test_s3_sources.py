@@ -148,7 +148,7 @@ def test_missing_object_bucket_and_suffix_have_distinct_errors(s3_server, tmp_pa
     for pattern in ("s3://no-such-bucket/rows.jsonl", "s3://no-such-bucket/*.jsonl", "s3://no-such-bucket"):
         message, hint = get_listing_error(pattern, tmp_path)
         assert message == f"is in a bucket that does not exist at {s3_server.endpoint}"
-        assert hint == "Check the bucket name 'no-such-bucket' and AWS_ENDPOINT_URL."
+        assert hint == "Check the bucket name 'no-such-bucket' and AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL."
     message, hint = get_listing_error("s3://sources/raw/*.csv", tmp_path)
     assert message == "matches no supported file"
     assert hint.startswith(f"Use files with {supported}")
