@@ -40,8 +40,8 @@ HTML_TYPES = ("text/html", "application/xhtml+xml")
 WAT_MESSAGE = "a WAT file, which contains crawl metadata but no text; it is skipped"
 SAMPLE_CHARACTERS = 4096  # examined for binary data, as in text files
 CONTROL_CHARACTERS = dict.fromkeys(character for character in range(32) if character not in b"\t\n\v\f\r\x1b")
-# Removed first: trafilatura would return them if it finds no other text.
 MENU_ANCESTORS = "ancestor::nav | ancestor::aside | ancestor::footer | ancestor::form"
+# Removed first: trafilatura would return them if it finds no other text.
 PRUNED_ELEMENTS = ["//nav", "//footer", "//script", "//noscript", "//template"]
 
 # The encodings of the WHATWG Encoding Standard (https://encoding.spec.whatwg.org/#names-and-labels) by Python's names.
