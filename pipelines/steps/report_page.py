@@ -42,11 +42,6 @@ NO_QUESTIONS = "No answers were generated, because rows of plain text contain no
 def render_report(record: Record) -> str:
     """Return the page for a record of pipelines.steps.report_data."""
     model, evaluation, recorded = record["registered"], record["evaluation"], record["produced_by"]
-    answers = []
-    for answer in evaluation["answers"]:
-        texts = {title: answer[key] for key, title in ANSWER_TITLES.items() if key in answer}
-        answers.append(html_report.render_cards(texts, prompt=answer["prompt"]))
-    missing = NO_QUESTIONS if record["recipe"].get("objective") == "text" else NO_ANSWERS
     settings = [[name, str(value)] for name, value in flatten(record["recipe"]).items()]
     versions = {"tuneline": recorded["tuneline"], "git commit": recorded["git_commit"], **recorded["packages"]}
     sections = {
@@ -56,7 +51,7 @@ def render_report(record: Record) -> str:
         "Data": _render_data(record["data"]),
         "Training": _render_training(record["training"]),
         "Evaluation": _render_comparison(evaluation),
-        "Sample answers": "".join(answers) or html_report.render_paragraph(missing, "soft"),
+        "Sample answers": _render_answers(evaluation["answers"], record["recipe"]["objective"]),
         "Package": _render_package(record["package"], record["verdict"], record["kind"]),
         "Lineage": _render_lineage(record["lineage"], record["revision"]),
         "Cost": _render_cost(record),
@@ -117,6 +112,16 @@ def _render_verdict(record: Record) -> str:
             html_report.render_paragraph(f"This version replaced version {model['replaced']} as the champion.")
         )
     return html_report.render_tiles(figures) + "".join(notes)
+
+
+def _render_answers(answers: Sequence[Record], objective: str) -> str:
+    if not answers:
+        return html_report.render_paragraph(NO_QUESTIONS if objective == "text" else NO_ANSWERS, "soft")
+    cards = []
+    for answer in answers:
+        texts = {title: answer[key] for key, title in ANSWER_TITLES.items() if key in answer}
+        cards.append(html_report.render_cards(texts, prompt=answer["prompt"]))
+    return "".join(cards)
 
 
 def _render_data(data: Record) -> str:

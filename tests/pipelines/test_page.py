@@ -107,3 +107,11 @@ def test_sources_beyond_ten_are_left_to_the_lineage() -> None:
     assert "doc9.md" in page
     assert "doc10.md" not in page
     assert "The lineage below lists 2 more sources." in page
+
+
+def test_missing_answers_are_explained_by_the_objective() -> None:
+    assert "evaluation.generations sets the number" in report_page._render_answers([], "sft")
+    assert "rows of plain text contain no questions" in report_page._render_answers([], "text")
+    answer = {"prompt": "Why?", "reference": "So.", "base_answer": "No.", "candidate_answer": "Yes."}
+    page = report_page._render_answers([answer], "sft")
+    assert all(text in page for text in answer.values())
