@@ -40,6 +40,9 @@ case "${PIP_INDEX_URL:-} ${PIP_EXTRA_INDEX_URL:-} ${TORCH_INDEX_URL:-}" in
 esac
 
 revision=$(git describe --always --abbrev=40 --dirty=+changes --exclude='*' 2>/dev/null) || revision=
+layers=
+case $ENGINE in *buildah) layers=--layers ;; esac # docker and podman always write a layer per instruction
+mkdir -p wheels # a mount of the build; empty: packages come from the index
 rm -f dist/tuneline-*.whl
 "${PYTHON:-python3}" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
 version=$(echo dist/tuneline-*.whl)
@@ -51,7 +54,7 @@ for image in $IMAGES; do
     echo "building $name with $ENGINE"
     # A build argument without a value takes its value from the environment.
     # shellcheck disable=SC2086 # ARGS contains several options
-    "$ENGINE" build --file "images/$image.Containerfile" --tag "$name" \
+    "$ENGINE" build $layers --file "images/$image.Containerfile" --tag "$name" \
         ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
         --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
         ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} \

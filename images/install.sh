@@ -1,11 +1,16 @@
 #!/bin/sh
-# Installs the packages of an image, as root during the build: tuneline with its extras in /opt/tuneline, separate from the base's packages.
+# Installs an image's packages in /opt/tuneline, separate from those of the base, as root during the build.
+#
+#   install.sh packages   the packages that tuneline with its extras requires
+#   install.sh tuneline   tuneline itself, and the serving environment
+#
+# Each is a layer of the image. A new commit of tuneline changes only the second one, which is small.
 #
 #   EXTRAS    extras of the wheel, separated by commas
 #   EMBEDDED  packages of embedded.txt, separated by spaces
 #   PROGRAMS  Debian packages as name=version; skipped if the program already exists
 #
-# /context is the checkout, with the wheel in dist/ and, for a site without a package index, all other packages in wheels/.
+# /context is the checkout, for `tuneline` with the wheel in dist/. For a site without a package index, wheels/ contains all other packages.
 set -eu
 umask 022
 context=/context
@@ -17,70 +22,88 @@ fail() {
     exit 1
 }
 
-sh "$context/images/triton_version.sh"
-
 # NVIDIA's and PyTorch's base images constrain pip to their own versions.
 unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1
 if [ -f /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi
 if [ -f /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt SSL_CERT_FILE=/run/secrets/ca.crt; fi
-if [ -d "$context/wheels" ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$context/wheels"; fi
-
-set -- "$context"/dist/tuneline-*.whl
-if [ $# -ne 1 ] || [ ! -f "$1" ]; then fail "dist/ must contain exactly one wheel of tuneline, which \`make images\` builds"; fi
-wheel=$1
-
-for program in $PROGRAMS; do
-    command -v "${program%%=*}" >/dev/null || missing="${missing:-} $program"
-done
-if [ -n "${missing:-}" ]; then
-    apt-get update
-    # shellcheck disable=SC2086 # several packages
-    apt-get install -y --no-install-recommends $missing
-    rm -rf /var/lib/apt/lists/*
-fi
+if [ -n "$(ls "$context/wheels" 2>/dev/null)" ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$context/wheels"; fi
 
 base=$(command -v python3) || fail "the base image has no python3"
-"$base" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
-    fail "the base image has $("$base" --version); tuneline needs Python 3.11, 3.12 or 3.13"
-"$base" -m pip --version || fail "the base image has no pip for $base"
-
-# A separate environment, which can import the base's packages: pip then does not change the base's files, which a vendor or Debian installed
-# in ways that pip cannot undo. It refers to the packages by path, because the base's Python may itself belong to a virtual environment.
-"$base" -m venv --without-pip "$home"
 python=$home/bin/python3
-site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-"$base" -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' >"$site/base.pth"
 install() { "$base" -m pip --python "$python" install "$@"; }
+constraints=$home/constraints.txt
 
-# Keep the base's own torch, which is built for the base's accelerator, and resolve the other packages against it.
-constraints=$(mktemp)
-cp "$context/constraints.txt" "$constraints"
-torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) || torch=
-case ,$EXTRAS, in
-*,models,* | *,training,* | *,gpu,* | *,deepspeed,* | *,evaluation,* | *,packaging,*)
-    if [ -n "$torch" ]; then
-        sed -i "s/^torch==.*/torch==$torch/" "$constraints"
-    else
-        install -c "$constraints" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+install_packages() {
+    sh "$context/images/triton_version.sh"
+    for program in $PROGRAMS; do
+        command -v "${program%%=*}" >/dev/null || missing="${missing:-} $program"
+    done
+    if [ -n "${missing:-}" ]; then
+        apt-get update
+        # shellcheck disable=SC2086 # several packages
+        apt-get install -y --no-install-recommends $missing
+        rm -rf /var/lib/apt/lists/*
     fi
-    ;;
-esac
-install -c "$constraints" "${wheel}[$EXTRAS]"
 
-for package in $EMBEDDED; do
-    grep "^$package==" "$context/embedded.txt" >>"$constraints.embedded" || fail "embedded.txt has no $package"
-done
-if [ -n "$EMBEDDED" ]; then install --no-deps --require-hashes -r "$constraints.embedded"; fi
-case " $EMBEDDED " in
-*" nvidia-pytriton "*)
-    "$python" -c 'import sys
+    "$base" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
+        fail "the base image has $("$base" --version); tuneline needs Python 3.11, 3.12 or 3.13"
+    "$base" -m pip --version || fail "the base image has no pip for $base"
+
+    # A separate environment, which can import the base's packages: pip then does not change the base's files, which a vendor or Debian
+    # installed in ways that pip cannot undo. It refers to the packages by path, because the base's Python may itself belong to a virtual environment.
+    "$base" -m venv --without-pip "$home"
+    site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$base" -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' >"$site/base.pth"
+
+    # Keep the base's own torch, which is built for the base's accelerator, and resolve the other packages against it.
+    cp "$context/constraints.txt" "$constraints"
+    torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) || torch=
+    case ,$EXTRAS, in
+    *,models,* | *,training,* | *,gpu,* | *,deepspeed,* | *,evaluation,* | *,packaging,*)
+        if [ -n "$torch" ]; then
+            sed -i "s/^torch==.*/torch==$torch/" "$constraints"
+        else
+            install -c "$constraints" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+        fi
+        ;;
+    esac
+    "$base" -c 'import re, sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+def expand(extra):
+    for requirement in project["optional-dependencies"][extra]:
+        nested = re.fullmatch(r"tuneline\[(.+)\]", requirement)
+        yield from (one for name in nested[1].split(",") for one in expand(name)) if nested else [requirement]
+print(*project["dependencies"], *(one for extra in sys.argv[2].split(",") for one in expand(extra)), sep="\n")' \
+        "$context/pyproject.toml" "$EXTRAS" >"$home/requirements.txt"
+    install -c "$constraints" -r "$home/requirements.txt"
+
+    for package in $EMBEDDED; do
+        grep "^$package==" "$context/embedded.txt" >>"$home/embedded.txt" || fail "embedded.txt has no $package"
+    done
+    if [ -n "$EMBEDDED" ]; then install --no-deps --require-hashes -r "$home/embedded.txt"; fi
+
+    # A name for user 1000, for programs that look it up, such as ssh. For any other user, LOGNAME sets the name.
+    grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo 'tuneline:x:1000:1000::/tmp:/usr/sbin/nologin' >>/etc/passwd
+    grep -q '^[^:]*:[^:]*:1000:' /etc/group || echo 'tuneline:x:1000:' >>/etc/group
+}
+
+install_tuneline() {
+    set -- "$context"/dist/tuneline-*.whl
+    if [ $# -ne 1 ] || [ ! -f "$1" ]; then fail "dist/ must contain exactly one wheel of tuneline, which \`make images\` builds"; fi
+    install -c "$constraints" "$1[$EXTRAS]"
+    case " $EMBEDDED " in
+    *" nvidia-pytriton "*)
+        "$python" -c 'import sys
 from components.triton_packaging import serving_env
 print(serving_env.create_environment([path for path in sys.path if path.endswith("-packages")]))'
-    ;;
-esac
+        ;;
+    esac
+}
 
-# A name for user 1000, for programs that look it up, such as ssh. For any other user, LOGNAME sets the name.
-grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo 'tuneline:x:1000:1000::/tmp:/usr/sbin/nologin' >>/etc/passwd
-grep -q '^[^:]*:[^:]*:1000:' /etc/group || echo 'tuneline:x:1000:' >>/etc/group
-rm -rf "$constraints" "$constraints.embedded" /root/.cache
+case ${1:-} in
+packages) install_packages ;;
+tuneline) install_tuneline ;;
+*) fail "expected packages or tuneline" ;;
+esac
+rm -rf /root/.cache

@@ -91,7 +91,7 @@ def test_base_with_an_old_or_unknown_triton_is_refused(tmp_path: Path, version: 
 
 def test_every_build_runs_the_triton_check_and_the_default_base_passes_it(tmp_path: Path) -> None:
     installer = (ROOT / "images" / "install.sh").read_text(encoding="utf-8")
-    assert '\nsh "$context/images/triton_version.sh"\n' in installer
+    assert '\n    sh "$context/images/triton_version.sh"\n' in installer
     tag = stated(containerfile("serving"))["BASE_IMAGE"].rpartition(":")[2]
     assert run_triton_check(tmp_path, tag).returncode == 0
 

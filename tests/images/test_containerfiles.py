@@ -109,6 +109,25 @@ def test_containerfiles_differ_only_in_base_packages_and_labels(file: Path) -> N
     assert common_instructions(file) == common_instructions(CONTAINERFILES[0])
 
 
+def test_context_contains_the_files_that_the_build_reads() -> None:
+    allowed = [
+        line.removeprefix("!") for line in (ROOT / ".containerignore").read_text().splitlines() if line.startswith("!")
+    ]
+    read = re.findall(r'"\$context"?/([\w./*-]+)', (ROOT / "images" / "install.sh").read_text(encoding="utf-8"))
+    mounted = re.findall(r"source=([\w./-]+)", CONTAINERFILES[0].read_text(encoding="utf-8"))
+    assert {"constraints.txt", "dist/tuneline-*.whl", "images/triton_version.sh"} <= set(read)
+    assert set(read) | (set(mounted) - {"images"}) | {"images/install.sh"} == set(allowed)
+
+
+def test_packages_are_installed_before_a_mount_of_the_wheel() -> None:
+    """The first layer must not depend on tuneline's code: only then a registry keeps it for the next commit."""
+    packages, tuneline = (line for line in instructions(CONTAINERFILES[0]) if line.startswith("RUN "))
+    assert packages.endswith("install.sh packages")
+    assert tuneline.endswith("install.sh tuneline")
+    assert "dist" not in packages
+    assert "type=bind,target=/context " not in packages
+
+
 @each_file
 def test_labels_and_default_command(file: Path) -> None:
     labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]*)"', instruction_values(file, "LABEL")[0]))
