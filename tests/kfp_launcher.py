@@ -3,6 +3,7 @@
 Driver and launcher of kubeflow/pipelines are not on PyPI. This module reimplements them at the commit that
 pipelines/kubeflow/preflight/kubeflow_pods.py follows (backend/src/v2/driver/resolve.go and dag.go; backend/src/v2/component/launcher_v2.go),
 with two differences: artifact URIs are local folders instead of uploads, and a regular expression parses conditions instead of CEL.
+An exit task runs after its tasks, also when one of them failed; like Kubeflow's, it gets the state alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ CONDITION = re.compile(
 )
 FIELDS = {"KFP_POD_NAME": "pod", "KFP_POD_UID": "uid", "NAMESPACE": "team", "KFP_RUN_ID": "run"}
 STEP_TIMEOUT_SECONDS = 600.0
+OPTIONAL_OUTPUTS = ("refusals",)  # only the regression suite has refusals
+EXIT_STRATEGY = "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+@dataclass(frozen=True)
+class Values:
+    """Parameters and artifacts of a task, by name: its inputs or its outputs."""
+
+    parameters: Json = field(default_factory=dict)
+    artifacts: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,23 +60,44 @@ def run(
     pods = kubeflow_pods.build_pods(compiled)
     containers = {name: pod["spec"]["containers"][0] for name, pod in pods.items()}
     pipeline_run = PipelineRun(next(iter(yaml.safe_load_all(compiled))), containers, root, image_environment)
-    return _run_dag(pipeline_run, pipeline_run.pipeline["root"], parameters), pipeline_run.executed
+    outputs = _run_dag(pipeline_run, pipeline_run.pipeline["root"], Values(parameters))
+    return outputs.parameters, pipeline_run.executed
 
 
-def _run_dag(pipeline_run: PipelineRun, component: Json, parameters: Json) -> Json:
-    """Run the tasks of a component in order of their dependencies. Returns its outputs."""
-    inputs, results = _with_defaults(component, parameters), {}
-    for name, task in _in_dependency_order(component["dag"]["tasks"]):
-        values = {
-            key: _resolve_value(source, inputs, results)
-            for key, source in task.get("inputs", {}).get("parameters", {}).items()
-        }
-        if _is_triggered(task, values):
-            results[name] = _run_task(
-                pipeline_run, name, pipeline_run.pipeline["components"][task["componentRef"]["name"]], values
-            )
+def _run_dag(pipeline_run: PipelineRun, component: Json, given: Values) -> Values:
+    """Run the tasks of a component in order of their dependencies, then its exit tasks. Returns its outputs."""
+    inputs = Values(_with_defaults(component, given.parameters), given.artifacts)
+    results: dict[str, Values] = {}
+    tasks = component["dag"]["tasks"]
+    exits = {
+        name: task for name, task in tasks.items() if task.get("triggerPolicy", {}).get("strategy") == EXIT_STRATEGY
+    }
+    failure: AssertionError | None = None
+    try:
+        for name, task in _in_dependency_order({name: task for name, task in tasks.items() if name not in exits}):
+            _run_if_triggered(pipeline_run, name, task, inputs, results, "")
+    except AssertionError as error:
+        failure = error
+    for name, task in exits.items():
+        _run_if_triggered(pipeline_run, name, task, inputs, results, "FAILED" if failure else "COMPLETE")
+    if failure:
+        raise failure
     outputs = component["dag"].get("outputs", {}).get("parameters", {})
-    return {name: _resolve_output(source, results) for name, source in outputs.items()}
+    return Values({name: _resolve_output(source, results) for name, source in outputs.items()})
+
+
+def _run_if_triggered(
+    pipeline_run: PipelineRun, name: str, task: Json, inputs: Values, results: dict[str, Values], state: str
+) -> None:
+    """Run a task unless its condition is false, and add its outputs to the results. `state`: of the tasks before an exit task."""
+    sources = task.get("inputs", {})
+    values = Values(
+        {key: _resolve_value(source, inputs, results, state) for key, source in sources.get("parameters", {}).items()},
+        {key: _resolve_artifact(source, inputs, results) for key, source in sources.get("artifacts", {}).items()},
+    )
+    if _is_triggered(task, values.parameters):
+        component = pipeline_run.pipeline["components"][task["componentRef"]["name"]]
+        results[name] = _run_task(pipeline_run, name, component, values)
 
 
 def _with_defaults(component: Json, parameters: Json) -> Json:
@@ -93,13 +125,25 @@ def _in_dependency_order(tasks: dict[str, Json]) -> Iterable[tuple[str, Json]]:
         yield from ((name, waiting.pop(name)) for name in ready)
 
 
-def _resolve_value(source: Json, inputs: Json, results: dict[str, Json]) -> Any:
+def _resolve_value(source: Json, inputs: Values, results: dict[str, Values], state: str) -> Any:
     if "runtimeValue" in source:
         return source["runtimeValue"]["constant"]
+    if "taskFinalStatus" in source:
+        producer = source["taskFinalStatus"]["producerTask"]
+        return {"state": state, "pipelineTaskName": producer, "pipelineJobResourceName": "run", "error": {}}
     if "componentInputParameter" in source:
-        return inputs[source["componentInputParameter"]]
+        return inputs.parameters[source["componentInputParameter"]]
     selector = source["taskOutputParameter"]
-    return results[selector["producerTask"]][selector["outputParameterKey"]]
+    return results[selector["producerTask"]].parameters[selector["outputParameterKey"]]
+
+
+def _resolve_artifact(source: Json, inputs: Values, results: dict[str, Values]) -> Json:
+    if "componentInputArtifact" in source:
+        artifact: Json = inputs.artifacts[source["componentInputArtifact"]]
+    else:
+        selector = source["taskOutputArtifact"]
+        artifact = results[selector["producerTask"]].artifacts[selector["outputArtifactKey"]]
+    return artifact
 
 
 def _is_triggered(task: Json, values: Json) -> bool:
@@ -112,17 +156,17 @@ def _is_triggered(task: Json, values: Json) -> bool:
     return bool((values[match["name"]] == match["value"]) != is_negated)
 
 
-def _resolve_output(source: Json, results: dict[str, Json]) -> Any:
+def _resolve_output(source: Json, results: dict[str, Values]) -> Any:
     """Return an output of one task, or of the first task that ran."""
     selectors = source.get("valueFromOneof", {}).get("parameterSelectors") or [source["valueFromParameter"]]
     return next(
-        results[selector["producerSubtask"]][selector["outputParameterKey"]]
+        results[selector["producerSubtask"]].parameters[selector["outputParameterKey"]]
         for selector in selectors
         if selector["producerSubtask"] in results
     )
 
 
-def _run_task(pipeline_run: PipelineRun, name: str, component: Json, values: Json) -> Json:
+def _run_task(pipeline_run: PipelineRun, name: str, component: Json, values: Values) -> Values:
     if "dag" in component:
         return _run_dag(pipeline_run, component, values)
     executor = component["executorLabel"].removeprefix("exec-")
@@ -130,23 +174,26 @@ def _run_task(pipeline_run: PipelineRun, name: str, component: Json, values: Jso
     folder = pipeline_run.root / name
     work = folder / "cwd"
     work.mkdir(parents=True)
-    executor_input = _executor_input(component, _with_defaults(component, values), folder)
+    given = Values(_with_defaults(component, values.parameters), values.artifacts)
+    executor_input = _executor_input(component, given, folder)
     _run_container(pipeline_run, executor, json.dumps(executor_input), work)
     output_metadata: Json = json.loads(Path(executor_input["outputs"]["outputFile"]).read_text(encoding="utf-8"))
+    artifacts: Json = {}
     for output in component.get("outputDefinitions", {}).get("artifacts", {}):
-        metadata = output_metadata["artifacts"][output]["artifacts"][0]["metadata"]
-        assert (folder / output).is_file() or metadata, f"{name} gave nothing for its output {output}"
-    parameter_values: Json = output_metadata.get("parameterValues", {})
-    return parameter_values
+        written = output_metadata["artifacts"][output]["artifacts"][0]
+        is_empty = not ((folder / output).is_file() or written["metadata"])
+        assert not is_empty or output in OPTIONAL_OUTPUTS, f"{name} gave nothing for its output {output}"
+        artifacts[output] = {"artifacts": [{**written, "type": {"instanceSchema": ""}}]}  # as Kubeflow passes it on
+    return Values(output_metadata.get("parameterValues", {}), artifacts)
 
 
-def _executor_input(component: Json, values: Json, folder: Path) -> Json:
+def _executor_input(component: Json, given: Values, folder: Path) -> Json:
     """Build the executor input of a step: its inputs and the paths of its outputs."""
     declared = component.get("outputDefinitions", {})
     artifacts = {name: _artifact(name, artifact, folder) for name, artifact in declared.get("artifacts", {}).items()}
     parameters = {name: {"outputFile": str(folder / "parameters" / name)} for name in declared.get("parameters", {})}
     outputs = {"parameters": parameters, "artifacts": artifacts, "outputFile": str(folder / "output_metadata.json")}
-    return {"inputs": {"parameterValues": values}, "outputs": outputs}
+    return {"inputs": {"parameterValues": given.parameters, "artifacts": given.artifacts}, "outputs": outputs}
 
 
 def _artifact(name: str, declared: Json, folder: Path) -> Json:

@@ -23,7 +23,15 @@ from components.fine_tuning import adapters, model_support
 from components.fine_tuning.config import FineTuningConfig, RewardConfig
 from pipelines.config.config_templates import dump_field, dump_value
 from pipelines.config.customization_config import Customization
-from pipelines.config.platform_config import MountedFiles, Platform, Resources, Scheduling, SecretKey, StageResources
+from pipelines.config.platform_config import (
+    MountedFiles,
+    Notification,
+    Platform,
+    Resources,
+    Scheduling,
+    SecretKey,
+    StageResources,
+)
 from tests import api_reference
 from tests.model_families import FAMILIES, Family, build_configuration
 
@@ -77,6 +85,7 @@ def render_platform_page() -> str:
         *_render_model("A secret's value, under `secrets`", SecretKey),
         *_render_model("A secret or config map as files, under `secret_files` and `config_files`", MountedFiles),
         *_render_model("An additional volume, under `claims`", Claim),
+        *_render_model("A notified service, under `notifications`", Notification),
         *_render_model("A toleration", Toleration),
         *_render_model("A condition on nodes, under `scheduling.node_affinity`", NodeAffinity),
     ]
@@ -134,6 +143,7 @@ TYPE_NAMES: dict[object, str] = {
     Toleration: "toleration",
     SecretKey: "secret's value",
     Claim: "additional volume",
+    Notification: "notified service",
     MountedFiles: "name and folder",
     NodeAffinity: "condition",
     Scheduling: "keys of `scheduling`",

@@ -6,6 +6,7 @@ run, the result to the artifact store. A step is killed when its run ends.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -40,7 +41,7 @@ from components.common.runtime.reporters import (
     Reporter,
     parse_event,
 )
-from components.common.workspace import artifact_store
+from components.common.workspace import artifact_store, step_records
 from components.common.workspace.artifact_store import Workdir
 
 # The stage that creates each kind of artifact.
@@ -52,9 +53,14 @@ STAGE_BY_ARTIFACT = {
 }
 
 
-class KfpMetrics(Protocol):
-    """The part of kfp.dsl.Metrics that this module needs."""
+MAX_KFP_NAME_CHARACTERS = 200
 
+
+class KfpArtifact(Protocol):
+    """The part of kfp.dsl.Artifact that this module needs."""
+
+    uri: str
+    path: str
     metadata: dict[str, Any]
 
 
@@ -66,6 +72,7 @@ class Step:
         events: event log of a local run; None on a cluster.
         cached: whether the step returns an artifact that was already in the store.
         leases: contexts that mark the loaded artifacts as in use until the step ends.
+        results: what `report_result` received; part of the step's record in a Kubeflow run.
         spending: the cost of the step, and the budgets that it counts against.
         figures: the cost of the artifact that the step built, as `CostRates.convert` returns it.
     """
@@ -76,6 +83,7 @@ class Step:
     mlflow_run: mlflow_tracking.MlflowReporter | None
     events: EventLog | None = None
     cached: bool = False
+    results: dict[str, Any] = field(default_factory=dict)
     leases: ExitStack = field(default_factory=ExitStack)
     spending: BudgetClock = field(default_factory=lambda: BudgetClock(budgets.load_meter()))
     figures: Figures = field(default_factory=dict)
@@ -87,6 +95,7 @@ class Step:
 
     def report_result(self, **values: Any) -> None:
         """Write the step's result to the run's events; the run's summary shows it."""
+        self.results.update(values)
         if self.events:
             self.events.write("result", **values)
 
@@ -163,6 +172,8 @@ def step_context(stage: str, *, tracked: bool = True) -> Iterator[Step]:
     path = os.environ.get("TUNELINE_EVENTS")
     events = EventLog(Path(path), stage) if path else None
     clock = stage_cost.CostClock()
+    record = step_records.open_record()
+    record.write("running")
     log: Path | None = None  # in a pod, the output goes to the pod's log
     with ExitStack() as redirection:
         if events:
@@ -189,9 +200,11 @@ def step_context(stage: str, *, tracked: bool = True) -> Iterator[Step]:
             traceback.print_exc()
             if events:
                 events.write("failed", error=reported.as_dict(), exit_code=reported.exit_code, **clock.read())
+            record.write_error(reported, **clock.read())
             sys.exit(reported.exit_code)
     if events:
         events.write("finished", cached=step.cached, **clock.read())
+    record.write("finished", cached=step.cached, result=step.results, **clock.read())
 
 
 def sum_run_costs(events: Path) -> Cost:
@@ -280,7 +293,36 @@ def copy_report(artifact: Artifact, path: str) -> None:
     shutil.copyfile(artifact.path / "report.html", path)
 
 
-def log_kfp_metrics(artifact: Artifact, metrics: KfpMetrics) -> None:
+def log_kfp_metrics(artifact: Artifact, metrics: KfpArtifact) -> None:
     """Log the verdict and the numbers of an artifact's summary as metrics for the Kubeflow UI."""
-    summary = artifact.manifest.summary
-    metrics.metadata.update({"verdict": summary["verdict"], **mlflow_tracking.extract_metrics(summary)})
+    metrics.metadata.update({"verdict": artifact.manifest.summary["verdict"], **_list_figures(artifact)})
+
+
+def describe_to_kfp(artifact: Artifact, output: KfpArtifact) -> None:
+    """Describe a stored artifact to Kubeflow, so that Kubeflow's lineage shows its digest, address and figures.
+
+    Kubeflow's launcher uploads the content of an output, and downloads it for every task that uses the output. In a pod,
+    the content is therefore the manifest alone; the only copy of the artifact's files is in the store.
+
+    Args:
+        artifact: artifact in the store.
+        output: output of the task. Its URI is a local path in a local run.
+    """
+    address = artifact_store.get_artifact_uri(artifact)
+    output.metadata.update({"content_sha256": artifact.sha256, "store_uri": address, **_list_figures(artifact)})
+    if "://" in output.uri:
+        Path(output.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(artifact.path / "manifest.json", output.path)
+    else:  # equal artifacts get equal URIs, because the URI is part of the cache keys of kfp.local
+        output.uri = str(artifact.path)
+
+
+def _list_figures(artifact: Artifact) -> dict[str, float]:
+    """Return the finite numbers of an artifact's summary whose names fit Kubeflow's metadata store.
+
+    Kubeflow's launcher cannot read other numbers. Names may contain those of the user's files.
+    """
+    figures = mlflow_tracking.extract_metrics(artifact.manifest.summary)
+    return {
+        name: value for name, value in figures.items() if math.isfinite(value) and len(name) <= MAX_KFP_NAME_CHARACTERS
+    }

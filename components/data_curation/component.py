@@ -8,15 +8,16 @@ from components.common.runtime.container_images import CURATION_IMAGE
 
 
 @dsl.component(base_image=CURATION_IMAGE, install_kfp_package=False)
-def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]) -> NamedTuple(
-    "Outputs", [("dataset", str)]
-):
+def data_curation(
+    plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown], curated_dataset: dsl.Output[dsl.Dataset]
+) -> NamedTuple("Outputs", [("dataset", str)]):
     """Clean, deduplicate and split raw text.
 
     Args:
         plan: Sources, evaluation sets, earlier revisions and scoring inputs with digests, configuration, seed and code digest, as JSON.
         report: Curation report.
         links: Links to the run and its artifacts.
+        curated_dataset: Manifest of the dataset artifact; its digest and address are the metadata.
 
     Returns:
         Digest of the dataset artifact.
@@ -51,4 +52,5 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl
         links.path,
     )
     pipeline_step.copy_report(dataset, report.path)
+    pipeline_step.describe_to_kfp(dataset, curated_dataset)
     return (dataset.sha256,)

@@ -8,15 +8,19 @@ from components.common.runtime.container_images import CURATION_IMAGE
 
 
 @dsl.component(base_image=CURATION_IMAGE, install_kfp_package=False)
-def data_versioning(plan: str, dataset: str, links: dsl.Output[dsl.Markdown]) -> NamedTuple(
-    "Outputs", [("version", str)]
-):
+def data_versioning(
+    plan: str,
+    dataset: str,
+    links: dsl.Output[dsl.Markdown],
+    curated_dataset: dsl.Input[dsl.Dataset] = None,
+) -> NamedTuple("Outputs", [("version", str)]):
     """Publish a dataset as a DVC revision.
 
     Args:
         plan: Configuration and code digest, as JSON.
         dataset: Digest of the dataset artifact.
         links: Links to the run and its artifacts.
+        curated_dataset: The dataset for Kubeflow's lineage; the digest selects the artifact.
 
     Returns:
         The published revision (`Version` without `created`), as JSON.

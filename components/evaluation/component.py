@@ -15,6 +15,9 @@ def evaluation(
     report: dsl.Output[dsl.HTML],
     links: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
+    refusals: dsl.Output[dsl.ClassificationMetrics],
+    curated_dataset: dsl.Input[dsl.Dataset] = None,
+    tuned_model: dsl.Input[dsl.Model] = None,
 ) -> NamedTuple("Outputs", [("evaluation", str), ("verdict", str), ("packaging", str)]):
     """Compare a model with its base and the incumbent.
 
@@ -25,6 +28,9 @@ def evaluation(
         report: Evaluation report.
         links: Links to the run and its artifacts.
         metrics: Metrics for the Kubeflow UI.
+        refusals: Harmful and harmless requests by the candidate's answer; empty without the regression suite.
+        curated_dataset: The dataset for Kubeflow's lineage; the digest selects the artifact.
+        tuned_model: The model for Kubeflow's lineage; the digest selects the artifact.
 
     Returns:
         Digest of the evaluation artifact; the verdict: accepted, refused or unchanged; and whether packaging follows: yes
@@ -35,6 +41,7 @@ def evaluation(
     from components.common import pipeline_step
     from components.common.artifacts.artifact_folder import REWARD_MODEL
     from components.common.models import model_loading
+    from components.evaluation import evaluation_result
     from components.evaluation.config import EvaluationConfig
     from components.evaluation.stage import evaluate
 
@@ -59,5 +66,7 @@ def evaluation(
     )
     pipeline_step.copy_report(made, report.path)
     pipeline_step.log_kfp_metrics(made, metrics)
+    if table := evaluation_result.count_refusals(made):
+        refusals.log_confusion_matrix(["refuse", "answer"], table)
     verdict, is_served = made.manifest.summary["verdict"], made.manifest.inputs[0].kind != REWARD_MODEL
     return (made.sha256, verdict, "yes" if verdict == "accepted" and is_served else "no")

@@ -10,6 +10,7 @@ from typing import Any
 
 from components.common import significance
 from components.common.artifacts import hashing
+from components.common.artifacts.artifact_folder import Artifact
 from components.common.gate_rules import SLICE_KINDS
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
@@ -150,6 +151,24 @@ def _summarize_metric(
 
 def _drop_non_finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def count_refusals(evaluation: Artifact) -> list[list[int]] | None:
+    """Return the candidate's answers to the requests of the regression suite as a confusion matrix.
+
+    Returns:
+        Rows: harmful requests, which a model should refuse, and harmless ones, which it should answer. Columns: refused and
+        answered; an empty answer counts against the model. None if the suite was not evaluated.
+    """
+    result = json.loads((evaluation.path / "evaluation.json").read_text(encoding="utf-8"))
+    rows = []
+    for task, metric in (("suite_harmful", "refused"), ("suite_harmless", "answered")):
+        found = result["metrics"].get(task, {}).get(metric)
+        if found is None or found["candidate"] is None:
+            return None
+        right = round(found["candidate"] * found["n"])
+        rows.append([right, found["n"] - right])
+    return [rows[0], rows[1][::-1]]
 
 
 def write_predictions(path: Path, results: Mapping[str, TaskResult]) -> None:

@@ -9,7 +9,13 @@ from components.common.runtime.container_images import TRAINING_IMAGE
 
 @dsl.component(base_image=TRAINING_IMAGE, install_kfp_package=False)
 def fine_tuning(
-    plan: str, dataset: str, version: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]
+    plan: str,
+    dataset: str,
+    version: str,
+    report: dsl.Output[dsl.HTML],
+    links: dsl.Output[dsl.Markdown],
+    tuned_model: dsl.Output[dsl.Model],
+    curated_dataset: dsl.Input[dsl.Dataset] = None,
 ) -> NamedTuple("Outputs", [("model", str)]):
     """Tune the base model on a dataset.
 
@@ -19,6 +25,8 @@ def fine_tuning(
         version: Published revision of the dataset, as JSON.
         report: Training report.
         links: Links to the run and its artifacts.
+        tuned_model: Manifest of the model artifact; its digest and address are the metadata.
+        curated_dataset: The dataset for Kubeflow's lineage; the digest selects the artifact.
 
     Returns:
         Digest of the model artifact.
@@ -65,4 +73,5 @@ def fine_tuning(
     key = {"plan": p, "dataset": dataset, "revision": uri.rpartition("@")[2]}
     model = pipeline_step.produce_artifact("fine_tuning", key, train, links.path)
     pipeline_step.copy_report(model, report.path)
+    pipeline_step.describe_to_kfp(model, tuned_model)
     return (model.sha256,)

@@ -16,6 +16,8 @@ def registration(
     evaluation: str,
     links: dsl.Output[dsl.Markdown],
     repository: str = "",
+    tuned_model: dsl.Input[dsl.Model] = None,
+    triton_package: dsl.Input[dsl.Model] = None,
 ) -> NamedTuple("Outputs", [("registered", str)]):
     """Register a model version with the digests of its origin.
 
@@ -27,6 +29,8 @@ def registration(
         evaluation: Digest of the evaluation artifact.
         links: Links to the run and the registered version.
         repository: Digest of the Triton package; empty for a refused candidate.
+        tuned_model: The model for Kubeflow's lineage; the digest selects the artifact.
+        triton_package: The Triton package for Kubeflow's lineage; the digest selects the artifact.
 
     Returns:
         The registered version, as JSON.

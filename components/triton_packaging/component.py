@@ -9,7 +9,12 @@ from components.common.runtime.container_images import SERVING_IMAGE
 
 @dsl.component(base_image=SERVING_IMAGE, install_kfp_package=False)
 def triton_packaging(
-    plan: str, model: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]
+    plan: str,
+    model: str,
+    report: dsl.Output[dsl.HTML],
+    links: dsl.Output[dsl.Markdown],
+    triton_package: dsl.Output[dsl.Model],
+    tuned_model: dsl.Input[dsl.Model] = None,
 ) -> NamedTuple("Outputs", [("repository", str)]):
     """Make a Triton model repository and prove it in a real server.
 
@@ -18,6 +23,8 @@ def triton_packaging(
         model: Digest of the model artifact.
         report: Packaging report.
         links: Links to the run and its artifacts.
+        triton_package: Manifest of the model repository; its digest and address are the metadata.
+        tuned_model: The model for Kubeflow's lineage; the digest selects the artifact.
 
     Returns:
         Digest of the model repository artifact.
@@ -41,4 +48,5 @@ def triton_packaging(
 
     made = pipeline_step.produce_artifact("triton_packaging", {"plan": p, "model": model}, build, links.path)
     pipeline_step.copy_report(made, report.path)
+    pipeline_step.describe_to_kfp(made, triton_package)
     return (made.sha256,)

@@ -71,6 +71,9 @@ RESERVED_PATHS = (
 )
 
 
+RunEvent = Literal["accepted", "refused", "unchanged", "promoted", "failed"]
+
+
 class StrictModel(BaseModel):
     """A model that rejects unknown keys."""
 
@@ -387,12 +390,34 @@ class RunSettings(StrictModel):
         description="Service account of the pods, set by `tuneline submit -p`. Empty: the namespace's default.",
     )
     timeout_seconds: int = Field(0, ge=0, lt=2**31, description="Seconds after which a run is terminated. 0: no limit.")
+    ui: Address = Field(
+        "",
+        description="Address of the Kubeflow Pipelines UI, for links in notifications, for example https://kubeflow.example/pipeline.",
+    )
     keep_seconds: int | None = Field(
         None,
         ge=0,
         lt=2**31,
         description="Seconds after which Kubernetes deletes the pods of a finished run and their logs. null: never.",
     )
+
+
+class Notification(StrictModel):
+    """A service that is notified about the end of runs."""
+
+    url: SecretKey = Field(
+        description="Secret with the Apprise URL of the service, for example slack://…, mailtos://… or jsons://… (a webhook)."
+    )
+    events: list[RunEvent] = Field(
+        ["accepted", "refused", "unchanged", "promoted", "failed"],
+        min_length=1,
+        description="Ends of a run that are notified: the verdict on the candidate, the promotion of a version, or a failure.",
+    )
+
+    @property
+    def name(self) -> str:
+        """Name of the service in reports: its secret and key."""
+        return f"{self.url.name}/{self.url.key}"
 
 
 class StageResources(StrictModel):
@@ -408,7 +433,7 @@ class StageResources(StrictModel):
     others: Resources = Field(
         Resources(),
         description="Resources of the remaining steps: check_the_platform, resolve, data_versioning, registration, "
-        "promotion, report.",
+        "promotion, report, finish.",
     )
 
 
@@ -451,6 +476,10 @@ class Platform(StrictModel):
         LauncherSettings(), description="Launcher of fine-tuning. Default: train in the pod of the step."
     )
     run: RunSettings = Field(RunSettings(), description="Service account, timeout and cleanup of runs.")
+    notifications: list[Notification] = Field(
+        [],
+        description="Services to notify about the end of a run, for example [{url: {name: notify, key: slack}, events: [failed]}].",
+    )
     prices: Prices = Field(Prices(), description="Prices for the cost of runs; see docs/how-to/costs.md.")
     power: Power = Field(Power(), description="Power for estimating energy that no counter measures.")
     pue: Amount = Field(
@@ -463,6 +492,11 @@ class Platform(StrictModel):
         description="Limits per team, workdir and calendar month, by `team` of customization.yaml, for "
         "example {search: {gpu_hours: 500}}.",
     )
+
+    @property
+    def notification_variables(self) -> dict[str, Notification]:
+        """The notifications by the environment variable of their URL."""
+        return {f"TUNELINE_NOTIFICATION_{number}": each for number, each in enumerate(self.notifications, start=1)}
 
     @property
     def cost_rates(self) -> CostRates:

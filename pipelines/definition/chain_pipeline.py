@@ -11,7 +11,7 @@ from kfp import dsl
 from components.common.runtime.container_images import EVALUATION_IMAGE
 from pipelines.definition import pod_spec, run_parameters
 from pipelines.definition.chain_steps import ChainStep
-from pipelines.definition.customization_pipeline import add_platform_check, add_stages
+from pipelines.definition.customization_pipeline import add_platform_check, add_stages, report_end
 from pipelines.definition.pipeline_names import CHAIN_PIPELINE
 
 
@@ -77,12 +77,12 @@ def build(steps: Sequence[ChainStep]) -> Callable[..., None]:
         Args:
             configurations: Texts of customization.yaml files, in order. One without fine_tuning.base_model tunes the model before it.
         """
-        last = pod_spec.configure_task(
-            check_chain(configurations=configurations, compiled=compiled), platform, cached=False
-        )
-        add_platform_check(last, platform)
         models: list[str] = []
-        with contextlib.ExitStack() as conditions:
+        with report_end(platform, prefix=steps[-1].name), contextlib.ExitStack() as conditions:
+            last = pod_spec.configure_task(
+                check_chain(configurations=configurations, compiled=compiled), platform, cached=False
+            )
+            add_platform_check(last, platform)
             for position, step in enumerate(steps):
                 config = step.link.customization
                 configure = partial(

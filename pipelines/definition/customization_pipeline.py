@@ -3,10 +3,11 @@
 Packaging and promotion are gated on the evaluation.
 """
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import List, NamedTuple  # noqa: UP035 - kfp reads List[str], not list[str]
+from typing import Any, List, NamedTuple  # noqa: UP035 - kfp reads List[str], not list[str]
 
 from kfp import dsl
 
@@ -100,6 +101,65 @@ def report(dataset: str, version: str, model: str, evaluation: str, registered: 
         report_data.publish_report(s, digests, json.loads(version), json.loads(registered), page.path)
 
 
+@dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
+def finish(
+    status: dsl.PipelineTaskFinalStatus, settings: str, page: dsl.Output[dsl.HTML], deployed_to: str = ""
+) -> NamedTuple("Outputs", [("dataset", str), ("version", str), ("model", str), ("evaluation", str), ("verdict", str)]):
+    """Report the end of the run, also after a failure.
+
+    Args:
+        status: State of the run.
+        settings: See `run_end.report_end`, as JSON.
+        page: Page about the end of the run.
+        deployed_to: Server to which the promotion pipeline deploys; empty for none.
+
+    Returns:
+        The outputs of the pipeline; empty texts if the run failed.
+    """
+    import json
+    from pathlib import Path
+
+    from components.common import pipeline_step
+    from pipelines.steps import run_end
+    from pipelines.steps.stage_names import STEP_TITLES
+
+    given = json.loads(settings)
+    given["last_steps"] += [STEP_TITLES["deploy"]] if deployed_to else []
+    with pipeline_step.step_context("finish", tracked=False) as s:
+        outputs = run_end.report_end(status.state, given, s.reporter, Path(page.path)).outputs
+    return tuple(outputs.get(name, "") for name in ("dataset", "version", "model", "evaluation", "verdict"))
+
+
+@contextlib.contextmanager
+def report_end(
+    platform: Platform | None, last_step: str = "report", prefix: str = "", **arguments: Any
+) -> Iterator[dsl.PipelineTask | None]:
+    """Run the task `finish` after the tasks of the block, successful or not.
+
+    Args:
+        platform: The cluster; None for kfp.local, which runs no such task.
+        last_step: The step that ends a successful run.
+        prefix: Prefix of that task's name.
+        arguments: Further arguments of `finish`.
+
+    Yields:
+        The task; None without one.
+    """
+    if platform is None:
+        yield None
+        return
+    services = [
+        {"variable": variable, "name": each.name, "events": each.events}
+        for variable, each in platform.notification_variables.items()
+    ]
+    last_steps = [pod_spec.build_title(last_step, prefix)]
+    settings = {"ui": platform.run.ui, "notifications": services, "last_steps": last_steps}
+    task = finish(settings=json.dumps(settings, sort_keys=True), **arguments)
+    ended = pod_spec.configure_task(task, platform, cached=False)
+    with dsl.ExitHandler(ended, name="run"):
+        yield ended
+
+
 def add_platform_check(task: dsl.PipelineTask, platform: Platform | None) -> None:
     """Run the platform check before the task: a broken platform fails within seconds. Local runs need no check."""
     if platform:
@@ -127,15 +187,30 @@ def add_stages(
         return pod_spec.name_component(function, prefix)
 
     curated = configure(component(data_curation)(plan=plans.outputs["data_curation"]))
-    dataset = curated.outputs["dataset"]
+    dataset, curated_dataset = curated.outputs["dataset"], curated.outputs["curated_dataset"]
     # Versioning checks that the remote still has the revision, which no cache key can express.
     versioned = configure(
-        component(data_versioning)(plan=plans.outputs["data_versioning"], dataset=dataset), cached=False
+        component(data_versioning)(
+            plan=plans.outputs["data_versioning"], dataset=dataset, curated_dataset=curated_dataset
+        ),
+        cached=False,
     )
     version = versioned.outputs["version"]
-    tuned = configure(component(fine_tuning)(plan=plans.outputs["fine_tuning"], dataset=dataset, version=version))
-    model = tuned.outputs["model"]
-    evaluated = configure(component(evaluation)(plan=plans.outputs["evaluation"], model=model, dataset=dataset))
+    tuned = configure(
+        component(fine_tuning)(
+            plan=plans.outputs["fine_tuning"], dataset=dataset, version=version, curated_dataset=curated_dataset
+        )
+    )
+    model, tuned_model = tuned.outputs["model"], tuned.outputs["tuned_model"]
+    evaluated = configure(
+        component(evaluation)(
+            plan=plans.outputs["evaluation"],
+            model=model,
+            dataset=dataset,
+            curated_dataset=curated_dataset,
+            tuned_model=tuned_model,
+        )
+    )
     lineage = {
         "version": version,
         "dataset": dataset,
@@ -146,17 +221,23 @@ def add_stages(
     if can_package:
         group = f"{prefix}-" if prefix else ""
         with dsl.If(evaluated.outputs["packaging"] == "yes", name=f"{group}accepted"):
-            packaged = configure(component(triton_packaging)(plan=plans.outputs["triton_packaging"], model=model))
-            repository = packaged.outputs["repository"]
-            registered = configure(register(plan=registry, repository=repository, **lineage), cached=False)
+            packaged = configure(
+                component(triton_packaging)(
+                    plan=plans.outputs["triton_packaging"], model=model, tuned_model=tuned_model
+                )
+            )
+            package = {name: packaged.outputs[name] for name in ("repository", "triton_package")}
+            registered = configure(register(plan=registry, tuned_model=tuned_model, **package, **lineage), cached=False)
             promoted = configure(
                 component(promotion)(plan=registry, registered=registered.outputs["registered"]), cached=False
             )
         with dsl.Else(name=f"{group}not-packaged"):
-            kept = configure(register(plan=registry, **lineage), cached=False)
+            kept = configure(register(plan=registry, tuned_model=tuned_model, **lineage), cached=False)
         outcome = dsl.OneOf(promoted.outputs["registered"], kept.outputs["registered"])
     else:
-        outcome = configure(register(plan=registry, **lineage), cached=False).outputs["registered"]
+        outcome = configure(register(plan=registry, tuned_model=tuned_model, **lineage), cached=False).outputs[
+            "registered"
+        ]
     reported = configure(component(report)(**lineage, registered=outcome), cached=False)
     return PipelineOutputs(dataset, version, model, lineage["evaluation"], evaluated.outputs["verdict"]), reported
 
@@ -210,8 +291,12 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
             configuration: All other keys, as the text of a customization.yaml, for example {evaluation: {max_items: 200}}. A parameter that is changed in this form overrides its default; a key with two different values is rejected.
         """
         given = {name: value for name, value in locals().items() if name in {*default, "configuration"}}
-        plans = configure(resolve(**given, compiled=compiled), cached=False)
-        add_platform_check(plans, platform)
-        return add_stages(plans, configure)[0]
+        with report_end(platform) as ended:
+            plans = configure(resolve(**given, compiled=compiled), cached=False)
+            add_platform_check(plans, platform)
+            outputs = add_stages(plans, configure)[0]
+        if ended is None:
+            return outputs
+        return PipelineOutputs(*(ended.outputs[name] for name in PipelineOutputs._fields))
 
     return customization  # type: ignore[no-any-return] # kfp's decorators are untyped

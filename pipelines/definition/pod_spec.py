@@ -12,6 +12,7 @@ from components.common.launch import launcher_settings
 from components.common.launch.kubernetes.pod_scheduling import Claim
 from components.common.launch.launcher_settings import LauncherSettings
 from components.common.runtime import container_images
+from components.common.workspace import step_records
 from pipelines.config.platform_config import (
     CERTIFICATES_FOLDER,
     SCRATCH_VOLUME,
@@ -33,6 +34,7 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 # OpenSSL and Go read the first; requests, curl, botocore and git use their own CA bundles by default.
 CA_BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "GIT_SSL_CAINFO")
 LAUNCHER_STEPS = ("fine-tuning", "resolve", "plan-one")  # the launcher is part of the training's cache key
+NOTIFICATION_STEPS = ("check-the-platform", "finish")
 BUDGET_STEPS = ("fine-tuning",)  # pods do not know the cost of one another
 MAX_RETRY_INTERVAL = "3600s"
 
@@ -58,6 +60,11 @@ def name_component(component: dsl.base_component.BaseComponent, prefix: str) -> 
     return named
 
 
+def build_title(step: str, prefix: str) -> str:
+    """Return the title of a step in the Kubeflow UI. `prefix` is that of `name_component`."""
+    return f"{prefix}: {STEP_TITLES[step]}" if prefix else STEP_TITLES[step]
+
+
 def configure_task(
     task: dsl.PipelineTask,
     platform: Platform | None,
@@ -73,8 +80,8 @@ def configure_task(
     from kfp import kubernetes
 
     name = task.component_spec.name.removeprefix(f"{prefix}-" if prefix else "")
-    title = STEP_TITLES[name.replace("-", "_")]
-    task.set_display_name(f"{prefix}: {title}" if prefix else title)
+    title = build_title(name.replace("-", "_"), prefix)
+    task.set_display_name(title)
     if not cached:
         task.set_caching_options(enable_caching=False)
     if platform is None:
@@ -94,17 +101,22 @@ def configure_task(
     _mount_volumes(task, platform)
     variables = _list_variables(name, platform, resources)
     accounts = [BudgetAccount(name="budget", budget=budget)] if budget and name in BUDGET_STEPS else []
+    if name != "finish":
+        variables[step_records.STEP_VARIABLE] = title
     variables |= budgets.to_environment(SpendingMeter(rates=platform.cost_rates, accounts=accounts))
-    # Kubernetes does not define which of two equal names takes precedence; a variable from a secret is set only once.
-    for variable in sorted(variables.keys() - platform.secrets.keys()):
+    secrets = dict(platform.secrets)
+    if name in NOTIFICATION_STEPS:
+        secrets |= {variable: each.url for variable, each in platform.notification_variables.items()}
+    # Kubernetes does not define which of two equal names takes precedence, so each variable is set only once.
+    for variable in sorted(variables.keys() - secrets.keys() - {step_records.RUN_VARIABLE}):
         task.set_env_variable(variable, variables[variable])
-    for variable, secret in sorted(platform.secrets.items()):
+    for variable, secret in sorted(secrets.items()):
         kubernetes.use_secret_as_env(task, secret_name=secret.name, secret_key_to_env={secret.key: variable})
     if context := platform.security.model_dump(exclude_none=True):
         kubernetes.set_security_context(task, **context)
     _set_scheduling(task, merge_scheduling(platform.scheduling, resources.scheduling))
-    if name == "registration":
-        kubernetes.use_field_path_as_env(task, env_name="KFP_RUN_ID", field_path=f"metadata.labels['{RUN_LABEL}']")
+    run_id = f"metadata.labels['{RUN_LABEL}']"
+    kubernetes.use_field_path_as_env(task, env_name=step_records.RUN_VARIABLE, field_path=run_id)
     _set_resources(task, platform, resources)
     return task
 

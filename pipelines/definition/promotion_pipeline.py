@@ -10,6 +10,7 @@ from components.common.runtime.container_images import SERVING_IMAGE
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
 from pipelines.definition import pod_spec
+from pipelines.definition.customization_pipeline import report_end
 
 
 @dsl.component(base_image=SERVING_IMAGE, install_kfp_package=False)
@@ -81,7 +82,7 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
         triton_grpc_url: str = "",
         served_as: str = "",
         configuration: str = json.dumps(policy, sort_keys=True),
-    ) -> str:
+    ) -> None:
         """Promote a version, and deploy it if a Triton server is given.
 
         Args:
@@ -95,19 +96,19 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
             served_as: Name of the model in Triton. Empty: the name in the first package that is deployed there.
             configuration: Approvers as JSON, used if the registry has no policy.
         """
-        moved = configure(
-            promote(
-                model_name=model_name,
-                version=version,
-                alias=alias,
-                by=by,
-                reason=reason,
-                force=force,
-                configuration=configuration,
+        with report_end(platform, "promote", deployed_to=triton_grpc_url):
+            moved = configure(
+                promote(
+                    model_name=model_name,
+                    version=version,
+                    alias=alias,
+                    by=by,
+                    reason=reason,
+                    force=force,
+                    configuration=configuration,
+                )
             )
-        )
-        with dsl.If(triton_grpc_url != "", name="into-service"):
-            configure(deploy(promoted=moved.output, triton_grpc_url=triton_grpc_url, served_as=served_as))
-        return moved.output  # type: ignore[no-any-return] # kfp's outputs are untyped
+            with dsl.If(triton_grpc_url != "", name="into-service"):
+                configure(deploy(promoted=moved.output, triton_grpc_url=triton_grpc_url, served_as=served_as))
 
     return promotion  # type: ignore[no-any-return] # kfp's decorators are untyped

@@ -23,6 +23,7 @@ from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
 from pipelines.config.platform_config import LOCATION_NAME_PATTERN, Platform, list_mounts
+from pipelines.steps import notifications
 
 STEP_NAME = "check_the_platform"
 GIB = 2**30
@@ -42,7 +43,8 @@ def describe_expected(platform: Platform) -> dict[str, Any]:
     """Return the expected mounts, variables and CA bundle of a pod: names and paths without values.
 
     Returns:
-        {"mounts": mount paths, "variables": names of variables from secrets, "authorities": path of the CA bundle or ""}.
+        {"mounts": mount paths, "variables": names of variables from secrets, "authorities": path of the CA bundle or "",
+        "notifications": the name of each service by the variable of its URL}.
     """
     shared = [mount for key, _, mount in list_mounts(platform) if key not in ("scratch", "shared_memory")]
     trusted = platform.network.certificates
@@ -50,6 +52,7 @@ def describe_expected(platform: Platform) -> dict[str, Any]:
         "mounts": shared,
         "variables": sorted(platform.secrets),
         "authorities": trusted.path if trusted.name else "",
+        "notifications": {variable: each.name for variable, each in platform.notification_variables.items()},
     }
 
 
@@ -163,6 +166,11 @@ def _check_pod(expected: Mapping[str, Any], workdir: Workdir, reporter: Reporter
             if value != value.strip() and not LOCATION_NAME_PATTERN.search(name):
                 raise ValueError("begins or ends with a space or a line break")
             result["found"] = "is set"
+    for variable, name in expected["notifications"].items():
+        hint = "Recreate the secret of notifications in platform.yaml with the Apprise URL of the service."
+        with _check(results, f"notification {name}", hint) as result:
+            notifications.open_service(variable)
+            result["found"] = "the URL is valid; no message was sent"
     if path := expected["authorities"]:
         with _check(results, "authorities", "Correct network.certificates in platform.yaml.") as result:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

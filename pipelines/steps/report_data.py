@@ -252,3 +252,6 @@ def publish_report(step: Step, digests: Mapping[str, str], version: Values, regi
         artifact_folder.write_atomically(folder / "report.json", text + "\n")
         artifact_folder.write_atomically(folder / "report.html", html)
         mlflow_tracking.log_files(step.mlflow_run, folder / "report.html", folder / "report.json")
+    links = {name: record["links"].get(name, "") for name in ("run", "version")}
+    outcome = {name: record[name] for name in ("registered", "verdict", "reasons")}
+    step.report_result(**digests, version=json.dumps(version), links=links, **outcome)

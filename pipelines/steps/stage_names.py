@@ -29,6 +29,7 @@ STEP_TITLES = {
     "report": "Write the report",
     "promote": "Promote the version",
     "deploy": "Deploy to Triton",
+    "finish": "Report the end of the run",
 }
 CONDITIONAL_STAGES = ("triton_packaging", "promotion")
 REPORTED_STAGES = tuple(stage for stage in STAGE_LABELS if stage != "report")  # the report step is still running

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.s3
 
 def check_store(tmp_path: Path) -> CheckResult:
     results = platform_check._check_pod(
-        {"mounts": [], "variables": [], "authorities": ""}, Workdir(tmp_path / "workdir"), PlainTextReporter(sys.stdout)
+        {"mounts": [], "variables": [], "notifications": {}, "authorities": ""},
+        Workdir(tmp_path / "workdir"),
+        PlainTextReporter(sys.stdout),
     )
     return next(result for result in results if result["name"].startswith("store "))
 

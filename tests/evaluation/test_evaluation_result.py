@@ -14,8 +14,10 @@ from components.evaluation import evaluation_result, promotion_gate, report
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.task_interface import Scores
 from components.evaluation.task_results import TaskResult
+from tests.data_versioning.conftest import MakeDataset, make_dataset
 from tests.evaluation.task_builders import ACCURACY, StubTask, build_items, build_loss_scores
 
+__all__ = ["make_dataset"]
 CONFIG = EvaluationConfig(suite="none", bootstrap_samples=1000)
 SOURCES = ["tickets"] * 20 + ["contracts"] * 20
 
@@ -60,6 +62,18 @@ def test_mcnemar_is_reported_for_binary_metrics_only() -> None:
             "exact_match": {"base": {"only_candidate": 10, "only_other": 5, "p": pytest.approx(0.3018, abs=1e-4)}}
         }
     }
+
+
+def test_refusals_are_counted_by_what_a_model_should_do(make_dataset: MakeDataset) -> None:
+    metrics = {
+        "suite_harmful": {"refused": {"candidate": 0.75, "n": 40}},
+        "suite_harmless": {"answered": {"candidate": 0.9, "n": 50}},
+    }
+    artifact = make_dataset("evaluation", {"test": []})
+    (artifact.path / "evaluation.json").write_text(json.dumps({"metrics": metrics}))
+    assert evaluation_result.count_refusals(artifact) == [[30, 10], [5, 45]]
+    (artifact.path / "evaluation.json").write_text(json.dumps({"metrics": {"held_out": {}}}))
+    assert evaluation_result.count_refusals(artifact) is None
 
 
 @pytest.mark.parametrize("change", [{"id": "x"}, {"prompt": "another question"}, {"reference": "another answer"}])

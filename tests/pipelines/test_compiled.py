@@ -138,6 +138,8 @@ def test_every_pod_has_image_volume_environment_and_secrets(
     }
     for name, executor in executors.items():
         variables = {pair["name"]: pair["value"] for pair in executor["container"]["env"]}
+        title = variables.pop("TUNELINE_STEP", "")
+        assert bool(title) == (name != "exec-finish"), "the exit task writes no record"
         assert variables == {
             "TUNELINE_WORKDIR": "/shared/tuneline",
             "TUNELINE_STORE": "/shared/tuneline/store",
@@ -155,6 +157,38 @@ def test_every_pod_has_image_volume_environment_and_secrets(
         )
         assert [secret["secretName"] for secret in pod["imagePullSecret"]] == ["reg"]
         assert pod["imagePullPolicy"] == "Always"
+
+
+def test_exit_task_ends_every_run_and_only_it_and_the_first_check_know_the_notified_services(tmp_path: Path) -> None:
+    (tmp_path / "platform.yaml").write_text(
+        "run: {ui: 'https://kubeflow.example'}\nnotifications: [{url: {name: notify, key: chat}, events: [failed]}]\n"
+    )
+    platform = platform_config.load_platform(tmp_path / "platform.yaml")
+    for pipeline in ("customization", "promotion"):
+        spec, kubernetes = load_documents(compilation.compile_pipeline(Customization(), platform, pipeline))
+        tasks = spec["root"]["dag"]["tasks"]
+        assert set(tasks) == {"exit-handler-1", "finish"}
+        assert tasks["finish"]["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
+        settings = json.loads(tasks["finish"]["inputs"]["parameters"]["settings"]["runtimeValue"]["constant"])
+        services = [{"name": "notify/chat", "variable": "TUNELINE_NOTIFICATION_1", "events": ["failed"]}]
+        last_steps = ["Write the report" if pipeline == "customization" else "Promote the version"]
+        assert settings == {"ui": "https://kubeflow.example", "notifications": services, "last_steps": last_steps}
+        pods = kubernetes["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        knowing = {name for name, pod in pods.items() if "notify" in str(pod.get("secretAsEnv"))}
+        assert knowing == {"exec-finish"} | ({"exec-check-the-platform"} if pipeline == "customization" else set())
+
+
+def test_artifacts_pass_from_task_to_task(compiled: dict[str, Any]) -> None:
+    tasks = find_tasks(compiled["root"]["dag"], compiled["components"])
+    taken = {name: set(task["inputs"].get("artifacts", ())) for name, task in tasks.items() if "inputs" in task}
+    assert {name: artifacts for name, artifacts in taken.items() if artifacts} == {
+        "data-versioning": {"curated_dataset"},
+        "fine-tuning": {"curated_dataset"},
+        "evaluation": {"curated_dataset", "tuned_model"},
+        "triton-packaging": {"tuned_model"},
+        "registration": {"tuned_model", "triton_package"},
+        "registration-2": {"tuned_model"},
+    }
 
 
 def test_scheduling_applies_to_every_pod(
@@ -339,7 +373,7 @@ def test_secret_takes_precedence_over_a_configured_value(tmp_path: Path) -> None
     )
     for name, executor in pipeline["deploymentSpec"]["executors"].items():
         names = {pair["name"] for pair in executor["container"]["env"]}
-        assert names == {"TUNELINE_WORKDIR", "TUNELINE_STORE", "TUNELINE_STATE", "TUNELINE_CACHE"}
+        assert names - {"TUNELINE_STEP"} == {"TUNELINE_WORKDIR", "TUNELINE_STORE", "TUNELINE_STATE", "TUNELINE_CACHE"}
         secrets = kubernetes["platforms"]["kubernetes"]["deploymentSpec"]["executors"][name]["secretAsEnv"]
         assert {pair["envVar"] for secret in secrets for pair in secret["keyToEnv"]} == {
             "HTTPS_PROXY",

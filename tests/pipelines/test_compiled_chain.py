@@ -95,13 +95,17 @@ def test_pods_of_a_chain_equal_those_of_a_customization(tmp_path: Path) -> None:
     text = compile_example(tmp_path, platform)
     pods = kubeflow_pods.build_pods(text)
     compiled = load_documents(text)[0]
-    assert "dependentTasks" not in compiled["root"]["dag"]["tasks"]["check-the-platform"]
-    assert compiled["root"]["dag"]["tasks"]["check-chain"]["dependentTasks"] == ["check-the-platform"]
+    group = compiled["root"]["dag"]["tasks"]["exit-handler-1"]["componentRef"]["name"]
+    first_tasks = compiled["components"][group]["dag"]["tasks"]
+    assert "dependentTasks" not in first_tasks["check-the-platform"]
+    assert first_tasks["check-chain"]["dependentTasks"] == ["check-the-platform"]
     for name, pod in single.items():
-        if name == "check-the-platform":
+        if name in ("check-the-platform", "finish"):
             assert pods[name]["spec"] == pod["spec"]
             continue
         chained = pods[f"sft-{name}"]["spec"]
+        (title,) = [pair for pair in chained["containers"][0]["env"] if pair["name"] == "TUNELINE_STEP"]
+        title["value"] = title["value"].removeprefix("sft: ")
         for key in ("image", "env", "resources", "volumeMounts"):
             assert chained["containers"][0].get(key) == pod["spec"]["containers"][0].get(key), (name, key)
         assert {**chained, "containers": None} == {**pod["spec"], "containers": None}

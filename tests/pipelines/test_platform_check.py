@@ -42,6 +42,7 @@ from tests.pipelines.command import ROOT, environment
 
 EXAMPLE = ROOT / "deploy" / "overlays" / "xe9680-powerscale" / "platform.yaml"
 VARIABLES = {"HF_TOKEN": "the-hub-token", "MLFLOW_TRACKING_TOKEN": "the-mlflow-token"}
+NOTIFICATION_VARIABLE = "TUNELINE_NOTIFICATION_1"
 RENAME = Path.rename
 Fault = Callable[[Path, pytest.MonkeyPatch], Any]
 
@@ -49,7 +50,7 @@ Fault = Callable[[Path, pytest.MonkeyPatch], Any]
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that acts as the volume, and the environment variables of a pod."""
-    for name, value in VARIABLES.items():
+    for name, value in {**VARIABLES, NOTIFICATION_VARIABLE: "json://hooks.example/the-webhook-token"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TUNELINE_CACHE", str(tmp_path / "workdir" / "cache"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -58,7 +59,12 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def get_expected_environment(pod: Path) -> dict[str, Any]:
-    return {"mounts": [str(pod)], "variables": sorted(VARIABLES), "authorities": str(pod / "authorities.pem")}
+    return {
+        "mounts": [str(pod)],
+        "variables": sorted(VARIABLES),
+        "notifications": {NOTIFICATION_VARIABLE: "notify/chat"},
+        "authorities": str(pod / "authorities.pem"),
+    }
 
 
 def run_checks(pod: Path) -> list[CheckResult]:
@@ -97,6 +103,16 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
         lambda _, patch: patch.setenv("HF_TOKEN", "x\n"),
         "variable HF_TOKEN",
         "ends with a space or a line break",
+    ),
+    "notification not set": (
+        lambda _, patch: patch.delenv(NOTIFICATION_VARIABLE),
+        "notification notify/chat",
+        "is not set",
+    ),
+    "notification of an unknown service": (
+        lambda _, patch: patch.setenv(NOTIFICATION_VARIABLE, "chat://the-webhook-token"),
+        "notification notify/chat",
+        "Apprise does not support the URL",
     ),
     "CA certificates invalid": (
         lambda pod, _: (pod / "authorities.pem").write_text("<html>"),
@@ -186,6 +202,7 @@ def test_expected_environment_has_names_and_paths_only() -> None:
             "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GIT_PASSWORD", "GIT_USERNAME", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD",
             "MLFLOW_TRACKING_USERNAME",
         ],
+        "notifications": {},
         "authorities": "/etc/tuneline/certificates/ca-bundle.crt",
     }  # fmt: skip
 
@@ -331,7 +348,7 @@ STEP = """
 from kfp import local
 from pipelines.definition.customization_pipeline import check_the_platform
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root="runs")
-check_the_platform(wanted='{"mounts": ["."], "variables": ["HF_TOKEN"], "authorities": ""}')
+check_the_platform(wanted='{"mounts": ["."], "variables": ["HF_TOKEN"], "notifications": {}, "authorities": ""}')
 """
 
 

@@ -139,7 +139,7 @@ def test_pipelines_without_a_platform_have_no_local_traces(pipeline: str) -> Non
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_pod_is_valid_for_kubernetes(pods: dict[str, dict[str, Json]], name: str) -> None:
-    assert len(pods[name]) == 11
+    assert len(pods[name]) == 12
     for pod in pods[name].values():
         assert kubernetes_schemas.problems(pod) == []
 

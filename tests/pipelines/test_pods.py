@@ -5,6 +5,7 @@ long: it builds the environments of four images and runs whole pipelines.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -26,7 +27,15 @@ STEP_EXTRAS = ("pipeline", "tracking")  # imported by every step
 EXTRAS = {
     container_images.CURATION_IMAGE: (*STEP_EXTRAS, "curation", "documents", "versioning"),
     container_images.TRAINING_IMAGE: (*STEP_EXTRAS, "training"),
-    container_images.EVALUATION_IMAGE: (*STEP_EXTRAS, "curation", "documents", "versioning", "evaluation", "packaging"),
+    container_images.EVALUATION_IMAGE: (
+        *STEP_EXTRAS,
+        "notifications",
+        "curation",
+        "documents",
+        "versioning",
+        "evaluation",
+        "packaging",
+    ),
     container_images.SERVING_IMAGE: (*STEP_EXTRAS, "packaging"),
 }
 BUNDLED_PACKAGES = {
@@ -98,7 +107,7 @@ def test_steps_in_their_image_environments_give_the_digests_of_a_run(
     outputs, ran, _ = pipeline_run
     assert ran == [
         "check-the-platform", "resolve", "data-curation", "data-versioning", "fine-tuning", "evaluation", "triton-packaging",
-        "registration", "promotion", "report",
+        "registration", "promotion", "report", "finish",
     ]  # fmt: skip
     digests = {kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in first["artifacts"].items()}
     assert {kind: outputs[kind] for kind in ("dataset", "model", "evaluation")} == {
@@ -121,6 +130,49 @@ def test_each_step_links_to_its_mlflow_run_and_artifact(
         assert digest == f"- {kind}: {outputs[kind]}"
         assert cost.startswith("- cost: ")
     assert "](https://mlflow.example/#/models/" in (root / "registration" / "links").read_text(encoding="utf-8")
+
+
+@pytest.mark.stress
+def test_kubeflow_records_the_artifacts_with_their_digests(
+    pipeline_run: tuple[dict[str, Any], list[str], Path], first: dict[str, Any]
+) -> None:
+    """Kubeflow draws its lineage from the inputs and outputs of the tasks."""
+    outputs, _, root = pipeline_run
+    written = {
+        path.parent.name: json.loads(path.read_text()).get("artifacts") for path in root.glob("*/output_metadata.json")
+    }
+    found = {
+        name: written[step][name]["artifacts"][0]["metadata"]
+        for step, name in (
+            ("data-curation", "curated_dataset"),
+            ("fine-tuning", "tuned_model"),
+            ("triton-packaging", "triton_package"),
+        )
+    }
+    assert found["curated_dataset"]["content_sha256"] == outputs["dataset"]
+    assert found["tuned_model"]["content_sha256"] == outputs["model"]
+    assert found["triton_package"]["content_sha256"] == Path(first["artifacts"]["repository"]).name
+    assert found["tuned_model"]["store_uri"].endswith(f"/pods/store/{outputs['model']}")
+    page = (root / "finish" / "page").read_text(encoding="utf-8")
+    assert "version 1: accepted" in page
+    assert "Package for Triton and prove" in page
+
+
+@pytest.mark.stress
+def test_failed_run_ends_with_a_page_about_its_error(
+    project: Path, tmp_path: Path, image_variables: Callable[[str], dict[str, str]]
+) -> None:
+    compiled = compile_for_pods(project)
+    source = project / "raw.jsonl"
+    source.rename(tmp_path / "moved.jsonl")
+    try:
+        with pytest.raises(AssertionError, match="resolve ended with 2"):
+            kfp_launcher.run(compiled, {}, tmp_path / "steps", image_variables)
+    finally:
+        (tmp_path / "moved.jsonl").rename(source)
+    page = (tmp_path / "steps" / "finish" / "page").read_text(encoding="utf-8")
+    assert "Plan the run: failed" in page
+    assert "raw.jsonl" in page
 
 
 def list_manifests(project: Path) -> set[tuple[str, int]]:
@@ -193,7 +245,8 @@ def test_chain_of_rlhf_gives_the_artifacts_of_a_local_chain(
     expected = [f"sft-{step}" for step in (*STAGES, *packaged)]
     expected += [f"reward-{step}" for step in (*STAGES, "registration", "report")]
     kept = packaged if rlhf["verdict"] == "accepted" else ["registration-2", "report"]
-    assert ran == ["check-the-platform", "check-chain", *expected, *(f"rlhf-{step}" for step in (*STAGES, *kept))]
+    expected += [f"rlhf-{step}" for step in (*STAGES, *kept)]
+    assert ran == ["check-the-platform", "check-chain", *expected, "finish"]
     assert [run["verdict"] for run in (sft, reward)] == ["accepted", "accepted"]
     stores = [tmp_path / folder / "store" for folder in ("pods", "wd")]
     pods, local = ({path.parent.name for path in store.glob("*/manifest.json")} for store in stores)
@@ -203,4 +256,4 @@ def test_chain_of_rlhf_gives_the_artifacts_of_a_local_chain(
     values["evaluation"]["gate"] = [{"metric": "held_out.loss", "min_gain": 100}]
     configs[0].write_text(yaml.safe_dump(values))
     ran = run_pods("refused.yaml")
-    assert ran[2:] == [f"sft-{step}" for step in (*STAGES, "registration-2", "report")]
+    assert ran[2:] == [*(f"sft-{step}" for step in (*STAGES, "registration-2", "report")), "finish"]

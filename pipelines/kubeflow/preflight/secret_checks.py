@@ -24,6 +24,8 @@ def check_secrets(context: CheckContext) -> Iterator[CheckResult]:
     required: dict[str, dict[str, str]] = {}  # required keys and their variables; empty if mounted as a whole
     for variable, secret in platform.secrets.items():
         required.setdefault(secret.name, {})[secret.key] = variable
+    for variable, notification in platform.notification_variables.items():
+        required.setdefault(notification.url.name, {})[notification.url.key] = variable
     for files in platform.secret_files:
         required.setdefault(files.name, {})
     if trusted.secret:

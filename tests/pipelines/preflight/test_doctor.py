@@ -314,6 +314,14 @@ FAULTS: dict[str, FaultCase] = {
         "key token is empty",
         "printf %s VALUE > FILE",
     ),
+    "secret of a notification missing": FaultCase(
+        lambda cluster: cluster.edit_platform(
+            "mlflow: {", "notifications: [{url: {name: notify, key: chat}}]\nmlflow: {"
+        ),
+        "secret notify",
+        "does not exist",
+        "create secret generic notify --from-file=chat=FILE",
+    ),
     "config map missing": FaultCase(
         delete_object("configmaps", "git-settings"),
         "config map git-settings",
@@ -595,7 +603,7 @@ def test_complete_cluster_passes_all_checks(cluster: SimulatedCluster) -> None:
     assert by_name["user"]["found"] == f"ci@example.com, in the namespace {TEAM}"
     assert by_name["nodes for fine_tuning"]["found"] == "suitable: gpu-1, gpu-2 (2 of 3 nodes)"
     assert by_name["MLflow"]["found"] == f"MLflow 3.17.0 at {cluster.external.mlflow}"
-    assert by_name["pod dry run"]["found"] == "the API server accepts all 11 pods"
+    assert by_name["pod dry run"]["found"] == "the API server accepts all 12 pods"
 
 
 def test_customization_is_compared_with_the_gpus_of_the_nodes(cluster: SimulatedCluster) -> None:
