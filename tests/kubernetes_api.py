@@ -1,9 +1,9 @@
-"""A fake Kubernetes API server; a real one needs etcd and a network.
+"""A fake Kubernetes API server for the doctor: it answers in milliseconds.
 
-It stores objects by path and implements lists, Status errors with the messages of k8s.io/apimachinery (pkg/api/errors), access reviews
-and pod creation with dryRun=All. A dry run fails like the admission controllers of Kubernetes: unknown fields, violations of the
-namespace's Pod Security Standard and missing service accounts. tests/pipelines/preflight/test_doctor.py validates the objects of its
-healthy cluster against the strict schemas.
+It stores objects by path and implements lists, access reviews, and pod creation with dryRun=All, which fails for a missing service
+account, a violation of the restricted Pod Security Standard, and a webhook. Requests are not validated. The contract in
+tests/common/test_api_contract.py compares these answers with those of a real API server, on which tests/engines/test_api_contract.py
+runs the doctor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from tests import kubernetes_schemas, pod_security
+from tests import pod_security
 
 Json = dict[str, Any]
 TOKEN = "the-cluster-token"
@@ -33,14 +33,16 @@ KUEUE = "/apis/kueue.x-k8s.io"
 ADDRESS = re.compile(
     r"^/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[^/]+)(?:/(?P<name>[^/]+))?$"
 )
+PAGE = "404 page not found\n"  # the answer for an API group or a custom resource that is not installed
 REASONS = {
+    400: "BadRequest",
     401: "Unauthorized",
     403: "Forbidden",
     404: "NotFound",
-    405: "MethodNotAllowed",
-    422: "Invalid",
-    500: "InternalError",
+    409: "AlreadyExists",
+    410: "Expired",
 }
+TRAINER_RESOURCES = ("trainjobs", "trainingruntimes", "clustertrainingruntimes")
 
 
 @dataclass
@@ -50,16 +52,14 @@ class KubernetesApi:
     objects: dict[str, Json] = field(default_factory=dict)  # by path
     version: str = "v1.34.1"
     token: str = TOKEN
-    reviews: bool = True  # whether the caller may create LocalSubjectAccessReviews
     denied: set[tuple[str, str, str]] = field(
         default_factory=set
     )  # (subject, verb, resource); subject is "caller" or "pods"
-    unreadable: set[str] = field(default_factory=set)  # kinds that the caller may not get or list
     webhook: Callable[[Json], str] = lambda pod: ""  # the message with which an admission webhook refuses a pod
     kueue_takes_pods: bool = True
-    served: dict[str, list[str]] = field(
-        default_factory=lambda: {"/apis/trainer.kubeflow.org/v1alpha1": ["trainjobs"]}
-    )  # custom resources by API group and version
+    api_groups: dict[str, list[str]] = field(
+        default_factory=lambda: {"trainer.kubeflow.org": ["v1alpha1"], "kueue.x-k8s.io": ["v1beta2", "v1beta1"]}
+    )  # served versions of the installed custom resources, the preferred one first
     silent_about: str = ""  # a resource whose calls time out
     url: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -68,75 +68,54 @@ class KubernetesApi:
         """Store an object in the collection at `path`."""
         self.objects[f"{path}/{obj['metadata']['name']}"] = obj
 
-    def answer(self, method: str, address: str, token: str, body: Json | None) -> tuple[int, Json]:
+    def deny_caller(self, verbs: str, *resources: str) -> None:
+        """Deny verbs, separated by spaces, on resources to the caller."""
+        self.denied |= {("caller", verb, resource) for verb in verbs.split() for resource in resources}
+
+    def answer(self, method: str, address: str, token: str, body: Json | None) -> tuple[int, Json | str]:
         """Return the HTTP status and the body for a call."""
         path, query = urlsplit(address).path, parse_qs(urlsplit(address).query)
         self.calls.append((method, path))
         if [token[:7].lower(), token[7:]] != ["bearer ", self.token]:
-            return _failure(401, "Unauthorized")
+            return failure(401, "Unauthorized")
         if path == "/version":
             major, minor = self.version.removeprefix("v").split(".")[:2]
             return 200, {"major": major, "minor": minor, "gitVersion": self.version}
-        if method == "POST" and body is not None:
-            return self._handle_post(path, query, body)
-        return self._handle_get(path)
-
-    def _handle_get(self, path: str) -> tuple[int, Json]:
-        if path == KUEUE:
-            return self._kueue_api_group()
-        if path in self.served:
-            return 200, {
-                "kind": "APIResourceList",
-                "apiVersion": "v1",
-                "resources": [{"name": name} for name in self.served[path]],
-            }
         match = ADDRESS.match(path)
         if match is None:
-            return _failure(404, "the server could not find the requested resource")
-        kind, namespace = match["kind"], match["namespace"]
-        if kind in self.unreadable:
-            return _failure(403, _forbidden(kind, match["name"], match["group"] or "", namespace))
+            return self._discover(path)
+        kind, group, namespace = match["kind"], match["group"] or "", match["namespace"] or ""
+        verb = "create" if method == "POST" else "get" if match["name"] else "list"
+        if ("caller", verb, kind) in self.denied:
+            return failure(403, forbidden(USER, verb, kind, group, namespace, match["name"]))
+        if body is not None:
+            return self._review(kind, body) if kind.endswith("reviews") else self._dry_run_pod(namespace, query, body)
+        is_builtin = not group or group.endswith(".k8s.io")
+        if not is_builtin and group not in self.api_groups:
+            return 404, PAGE
         if path in self.objects:
             return 200, self.objects[path]
         if match["name"]:
-            return _failure(404, f'{kind}{"." + match["group"] if match["group"] else ""} "{match["name"]}" not found')
-        if path.startswith(KUEUE) and not self._has_kueue():
-            return _failure(404, "the server could not find the requested resource")
+            return failure(404, not_found(kind, group, match["name"]))
         items = [obj for key, obj in sorted(self.objects.items()) if key.rpartition("/")[0] == path]
+        if is_builtin:
+            items = [{key: value for key, value in obj.items() if key not in ("kind", "apiVersion")} for obj in items]
         return 200, {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}
 
-    def _has_kueue(self) -> bool:
-        return any(path.startswith(KUEUE) for path in self.objects)
-
-    def _kueue_api_group(self) -> tuple[int, Json]:
-        if not self._has_kueue():
-            return _failure(404, "the server could not find the requested resource")
-        served = [
-            {"groupVersion": f"kueue.x-k8s.io/{version}", "version": version} for version in ("v1beta2", "v1beta1")
-        ]
-        return 200, {
-            "kind": "APIGroup",
-            "apiVersion": "v1",
-            "name": "kueue.x-k8s.io",
-            "versions": served,
-            "preferredVersion": served[0],
-        }
-
-    def _handle_post(self, path: str, query: dict[str, list[str]], body: Json) -> tuple[int, Json]:
-        kind = path.rpartition("/")[2]
-        if kind == "selfsubjectreviews":
-            return 201, {**body, "status": {"userInfo": {"username": USER, "groups": ["system:authenticated"]}}}
-        if kind in ("selfsubjectaccessreviews", "localsubjectaccessreviews"):
-            return self._review(kind, body)
-        if kind == "pods" and query.get("dryRun") == ["All"]:
-            return self._dry_run_pod(path.split("/")[4], body)
-        return _failure(405, "the server does not allow this method on the requested resource")
+    def _discover(self, path: str) -> tuple[int, Json | str]:
+        """Return an API group, or the resources of a version."""
+        group, _, version = path.removeprefix("/apis/").partition("/")
+        if group not in self.api_groups:
+            return 404, PAGE
+        if version:
+            resources = [{"name": name} for name in TRAINER_RESOURCES]
+            return 200, {"kind": "APIResourceList", "groupVersion": f"{group}/{version}", "resources": resources}
+        versions = [{"groupVersion": f"{group}/{name}", "version": name} for name in self.api_groups[group]]
+        return 200, {"kind": "APIGroup", "name": group, "versions": versions, "preferredVersion": versions[0]}
 
     def _review(self, kind: str, body: Json) -> tuple[int, Json]:
-        if kind.startswith("local") and not self.reviews:
-            return _failure(
-                403, _forbidden(kind, None, "authorization.k8s.io", body["metadata"]["namespace"], "create")
-            )
+        if kind == "selfsubjectreviews":
+            return 201, {**body, "status": {"userInfo": {"username": USER, "groups": ["system:authenticated"]}}}
         attributes = body["spec"]["resourceAttributes"]
         subject = "pods" if kind.startswith("local") else "caller"
         assert kind.startswith("self") or body["spec"]["user"].startswith("system:serviceaccount:"), (
@@ -147,51 +126,45 @@ class KubernetesApi:
             "status": {"allowed": (subject, attributes["verb"], attributes["resource"]) not in self.denied},
         }
 
-    def _dry_run_pod(self, namespace: str, pod: Json) -> tuple[int, Json]:
-        if ("caller", "create", "pods") in self.denied:
-            return _failure(403, _forbidden("pods", None, "", namespace, "create"))
-        named_pod = {**pod, "metadata": {**pod["metadata"], "name": f"{pod['metadata']['generateName']}x7k2p"}}
-        problems = kubernetes_schemas.problems(named_pod)
-        if problems:
-            return _failure(422, f'Pod "{named_pod["metadata"]["name"]}" is invalid: {problems[0]}')
-        refusal = self._admission_error(namespace, named_pod)
-        if refusal:
-            return _failure(403, refusal)
-        labels = pod["metadata"].get("labels") or {}
-        if self.kueue_takes_pods and "kueue.x-k8s.io/queue-name" in labels:
-            named_pod["spec"] = {**pod["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
-        return 201, named_pod
-
-    def _admission_error(self, namespace: str, pod: Json) -> str:
-        name, account = pod["metadata"]["name"], pod["spec"]["serviceAccountName"]
+    def _dry_run_pod(self, namespace: str, query: dict[str, list[str]], pod: Json) -> tuple[int, Json]:
+        assert (query, pod["kind"]) == ({"dryRun": ["All"]}, "Pod"), "the doctor creates nothing"
+        prefix, account = pod["metadata"]["generateName"], pod["spec"]["serviceAccountName"]
+        name, refusal = f"{prefix}x7k2p", ""
         if f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}" not in self.objects:
-            return f'pods "{name}" is forbidden: error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
-        labels = self.objects[f"/api/v1/namespaces/{namespace}"]["metadata"].get("labels") or {}
-        violations = (
-            pod_security.violations(pod) if labels.get("pod-security.kubernetes.io/enforce") == "restricted" else []
-        )
-        if violations:
-            return f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {violations[0]}'
-        refusal = self.webhook(pod)
-        return f'admission webhook "pods.example" denied the request: {refusal}' if refusal else ""
+            name = prefix  # this check precedes the generation of the name
+            refusal = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
+        else:
+            labels = self.objects[f"/api/v1/namespaces/{namespace}"]["metadata"].get("labels") or {}
+            is_restricted = labels.get("pod-security.kubernetes.io/enforce") == "restricted"
+            if is_restricted and (violations := pod_security.violations(pod)):
+                refusal = f'violates PodSecurity "restricted:latest": {violations[0]}'
+        if refusal:
+            return failure(403, f'pods "{name}" is forbidden: {refusal}')
+        if refusal := self.webhook(pod):
+            return failure(403, f'admission webhook "pods.example" denied the request: {refusal}')
+        answer = {**pod, "metadata": {**pod["metadata"], "name": name, "uid": "uid-1"}}
+        if self.kueue_takes_pods and "kueue.x-k8s.io/queue-name" in (pod["metadata"].get("labels") or {}):
+            answer["spec"] = {**pod["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+        return 201, answer
 
 
-def _forbidden(kind: str, name: str | None, group: str, namespace: str | None, verb: str = "") -> str:
-    resource = f"{kind}{'.' + group if group else ''}{f' {json.dumps(name)}' if name else ''}"
+def not_found(resource: str, group: str, name: str) -> str:
+    """Return the API server's message for a missing object."""
+    return f'{resource}{"." + group if group else ""} "{name}" not found'
+
+
+def forbidden(user: str, verb: str, resource: str, group: str, namespace: str, name: str | None) -> str:
+    """Return the API server's message for a call without the right; `name` is that of the object or empty."""
+    target = f"{resource}{'.' + group if group else ''}{f' {json.dumps(name)}' if name else ''}"
+    namespace = str(name) if resource == "namespaces" else namespace
     scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-    return f'{resource} is forbidden: User "{USER}" cannot {verb or ("get" if name else "list")} resource "{kind}" in API group "{group}" {scope}'
+    return f'{target} is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {scope}'
 
 
-def _failure(code: int, message: str) -> tuple[int, Json]:
-    status = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "code": code,
-    }
-    return code, {**status, "reason": REASONS[code]}
+def failure(code: int, message: str) -> tuple[int, Json]:
+    """Return an HTTP status and the object Status with a message."""
+    status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
+    return code, {**status, "reason": REASONS.get(code, "InternalError"), "code": code}
 
 
 @contextmanager
@@ -207,7 +180,7 @@ def serving(api: KubernetesApi, certificate: Path | None = None) -> Iterator[Kub
                 time.sleep(1)
             with lock:
                 status, answer = api.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
-            _send(self, status, json.dumps(answer).encode())
+            send_answer(self, status, answer)
 
         do_GET = do_POST = _answer  # noqa: N815
 
@@ -233,6 +206,13 @@ def _listening(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def send_answer(handler: BaseHTTPRequestHandler, status: int, answer: Json | str, **headers: str) -> None:
+    """Send a JSON object or a page."""
+    is_page = isinstance(answer, str)
+    body = answer if isinstance(answer, str) else json.dumps(answer)
+    _send(handler, status, body.encode(), "text/plain; charset=utf-8" if is_page else "application/json", **headers)
 
 
 def _send(
@@ -383,10 +363,9 @@ def minimal_objects(namespace: str = "kubeflow") -> dict[str, Json]:
 
 def kueue(namespace: str, queue: str, priority: str, quotas: dict[str, str]) -> dict[str, Json]:
     """Return a local queue, its cluster queue and a priority class, by path."""
-    version, active = (
-        "kueue.x-k8s.io/v1beta2",
-        [{"type": "Active", "status": "True", "reason": "Ready", "message": "Can admit new workloads"}],
-    )
+    version = "kueue.x-k8s.io/v1beta2"
+    condition = {"type": "Active", "status": "True", "reason": "Ready", "message": "Can admit new workloads"}
+    active = [{**condition, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
     flavor = {
         "name": "default",
         "resources": [{"name": name, "nominalQuota": amount} for name, amount in quotas.items()],

@@ -86,6 +86,9 @@ def check_mlflow(context: CheckContext) -> Iterator[CheckResult]:
     elif not is_readable:
         found = f"{shown} requires credentials, and the caller may not read the secrets"
         yield skipped_check("MLflow", found, FIRST_STEP_HINT)
+    elif not authorization and not context.platform.secrets.keys().isdisjoint(CREDENTIAL_VARIABLES):
+        found = f"{shown} requires credentials, and their secret is missing or incomplete"
+        yield skipped_check("MLflow", found, "Fix the failed checks.")
     else:
         problem = (
             "does not accept the token or password" if authorization else "requires a token, which is not configured"

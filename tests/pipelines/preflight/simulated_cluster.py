@@ -91,6 +91,11 @@ class SimulatedCluster:
         """Remove an object from the namespace."""
         del self.kubernetes.objects[f"{NAMESPACE_PATH}/{kind}/{name}"]
 
+    def remove_namespace(self) -> None:
+        """Remove the namespace with its objects."""
+        for path in [path for path in self.kubernetes.objects if f"/namespaces/{TEAM}/" in f"{path}/"]:
+            del self.kubernetes.objects[path]
+
     def get_object(self, path: str) -> Json:
         """Return the stored object, which a test may change in place."""
         return self.kubernetes.objects[path]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
@@ -24,9 +24,8 @@ from components.common.reporting.check_findings import CheckResult, all_passed, 
 from components.common.runtime.errors import TunelineError
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
-from pipelines.kubeflow.preflight import cluster_api, cluster_checks, image_checks, launcher_checks, service_checks
+from pipelines.kubeflow.preflight import cluster_api, cluster_checks, image_checks, service_checks
 from pipelines.kubeflow.preflight.check_context import CheckContext
-from pipelines.kubeflow.preflight.cluster_api import ClusterApi, ForbiddenError
 from pipelines.planning import fit_checks
 from tests import kubernetes_api, kubernetes_schemas
 from tests.kubernetes_api import KUEUE, Json, KubernetesApi, build_object, claim, kubeconfig, secret, storage_class
@@ -100,9 +99,8 @@ def change_gpu_nodes(change: Callable[[Json], Any]) -> Fault:
     return lambda cluster: [change(cluster.get_object(f"{NODES_PATH}/{name}")) for name in ("gpu-1", "gpu-2")]
 
 
-def uninstall_kueue(cluster: SimulatedCluster) -> None:
-    for path in [path for path in cluster.kubernetes.objects if path.startswith(KUEUE)]:
-        del cluster.kubernetes.objects[path]
+def uninstall(group: str) -> Fault:
+    return lambda cluster: cluster.kubernetes.api_groups.pop(group)
 
 
 def use_mlflow_service(ready: int) -> Fault:
@@ -143,7 +141,7 @@ WEBHOOK_MESSAGE = "images must come from registry.example"
 VOLUME_EXAMPLE = "deploy/components/powerscale-nfs/volume.yaml"
 FAULTS: dict[str, FaultCase] = {
     "namespace missing": FaultCase(
-        lambda cluster: cluster.kubernetes.objects.pop(NAMESPACE_PATH),
+        lambda cluster: cluster.remove_namespace(),
         f"namespace {TEAM}",
         "does not exist",
         f"kubectl create namespace {TEAM}",
@@ -167,7 +165,7 @@ FAULTS: dict[str, FaultCase] = {
         f"kubectl -n {TEAM} create serviceaccount tuneline",
     ),
     "Kubeflow Trainer not installed": FaultCase(
-        with_trainjob(lambda cluster: cluster.kubernetes.served.clear()),
+        with_trainjob(uninstall("trainer.kubeflow.org")),
         "Kubeflow Trainer",
         "the API server has no trainjobs.trainer.kubeflow.org v1alpha1",
         "Install Kubeflow Trainer 2.2 or later",
@@ -290,6 +288,12 @@ FAULTS: dict[str, FaultCase] = {
         "does not exist",
         f"kubectl -n {TEAM} create secret generic hub --from-file=token=FILE",
     ),
+    "secret of MLflow missing": FaultCase(
+        delete_object("secrets", "mlflow"),
+        "secret mlflow",
+        "does not exist",
+        f"kubectl -n {TEAM} create secret generic mlflow --from-file=token=FILE",
+    ),
     "mounted secret missing": FaultCase(
         delete_object("secrets", "git-key"),
         "secret git-key",
@@ -351,7 +355,10 @@ FAULTS: dict[str, FaultCase] = {
         f"kubectl -n {TEAM} create secret docker-registry registry",
     ),
     "Kueue not installed": FaultCase(
-        uninstall_kueue, "Kueue", "not installed: the API server", "remove queue and priority from platform.yaml"
+        uninstall("kueue.x-k8s.io"),
+        "Kueue",
+        "not installed: the API server",
+        "remove queue and priority from platform.yaml",
     ),
     "queue missing": FaultCase(
         lambda cluster: cluster.edit_platform("queue: team-a", "queue: team-b"),
@@ -625,47 +632,23 @@ def test_each_fault_has_one_finding_with_a_hint(cluster: SimulatedCluster, name:
     assert case.hint in finding["hint"], finding
 
 
-class FakeRuntimeApi:
-    """An API server with one runtime in one namespace, or without the right to read runtimes."""
-
-    def __init__(self, forbidden: bool = False) -> None:
-        self._forbidden = forbidden
-
-    def get(self, path: str) -> Json | None:
-        if self._forbidden and "trainingruntimes" in path:
-            raise ForbiddenError("trainingruntimes: forbidden")
-        if path == "/apis/trainer.kubeflow.org/v1alpha1":
-            return {"resources": [{"name": "trainjobs"}]}
-        return (
-            {"kind": "TrainingRuntime"}
-            if path == "/apis/trainer.kubeflow.org/v1alpha1/namespaces/gpus/trainingruntimes/ours"
-            else None
-        )
-
-    def items(self, path: str) -> list[Json]:
-        return []
-
-
-def check_trainjob_launcher(
-    api: FakeRuntimeApi, cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, CheckResult]:
+def use_namespaced_runtime(cluster: SimulatedCluster) -> None:
     cluster.platform_text += (
         "launcher: {kind: trainjob, trainjob: {namespace: gpus, runtime: ours, runtime_kind: TrainingRuntime}}\n"
     )
-    context = CheckContext(cast(ClusterApi, api), cluster.platform, TEAM)
-    monkeypatch.setattr(CheckContext, "get", lambda *_: {})
-    monkeypatch.setattr(launcher_checks, "has_right", lambda *_, **__: True)
-    return index_by_name(list(launcher_checks.check_launcher(context)))
+    runtime = {**cluster.get_object(RUNTIME_PATH), "kind": "TrainingRuntime", "metadata": {"name": "ours"}}
+    cluster.kubernetes.put("/apis/trainer.kubeflow.org/v1alpha1/namespaces/gpus/trainingruntimes", runtime)
 
 
-def test_namespaced_runtime_is_found_in_the_training_namespace(
-    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert check_trainjob_launcher(FakeRuntimeApi(), cluster, monkeypatch)["runtime ours"]["found"] == "exists"
+def test_namespaced_runtime_is_found_in_the_training_namespace(cluster: SimulatedCluster) -> None:
+    use_namespaced_runtime(cluster)
+    assert index_by_name(cluster.run_checks())["runtime ours"]["found"] == "exists"
 
 
-def test_unreadable_runtime_is_not_checked(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    findings = check_trainjob_launcher(FakeRuntimeApi(forbidden=True), cluster, monkeypatch)
+def test_unreadable_runtime_is_not_checked(cluster: SimulatedCluster) -> None:
+    use_namespaced_runtime(cluster)
+    cluster.kubernetes.deny_caller("get list", "trainingruntimes")
+    findings = index_by_name(cluster.run_checks())
     assert (findings["runtime ours"]["found"], findings["runtime ours"]["needed"]) == (
         "not checked: reading trainingruntimes is forbidden",
         False,
@@ -704,7 +687,8 @@ def test_findings_contain_no_secret_values(cluster: SimulatedCluster) -> None:
 
 
 def test_unreadable_objects_are_reported_as_not_checked(cluster: SimulatedCluster) -> None:
-    cluster.kubernetes.unreadable = {
+    cluster.kubernetes.deny_caller(
+        "get list",
         "secrets",
         "nodes",
         "storageclasses",
@@ -712,9 +696,8 @@ def test_unreadable_objects_are_reported_as_not_checked(cluster: SimulatedCluste
         "clusterqueues",
         "persistentvolumeclaims",
         "services",
-    }
-    cluster.kubernetes.reviews = False
-    cluster.kubernetes.denied.add(("caller", "create", "pods"))
+    )
+    cluster.kubernetes.deny_caller("create", "localsubjectaccessreviews", "pods")
     findings = cluster.run_checks()
     assert all_passed(findings)
     unchecked = {finding["name"] for finding in findings if not finding["ok"]}
@@ -852,7 +835,7 @@ def test_example_rbac_grants_exactly_the_rights_of_the_doctor(cluster: Simulated
             )
 
 
-# The simulated API server
+# The objects of the simulated cluster
 
 
 @pytest.mark.parametrize("version", kubernetes_schemas.versions()[-1:])
@@ -877,23 +860,6 @@ def test_objects_of_the_simulated_cluster_match_the_schemas(version: str) -> Non
 def schema_problems(item: Json, version: str) -> list[str]:
     """Check an object of the core group; kubernetes_schemas reads only the schemas of that group."""
     return kubernetes_schemas.schema_problems(item, version) if item["apiVersion"] == "v1" else []
-
-
-def test_simulated_server_answers_errors_like_kubernetes(cluster: SimulatedCluster) -> None:
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "x-"}, "spec": {"container": []}}
-    token = f"Bearer {cluster.kubernetes.token}"
-    status, answer = cluster.kubernetes.answer(
-        "POST",
-        f"{NAMESPACE_PATH}/pods?dryRun=All",
-        token,
-        {**pod, "spec": {"nodeName": 5, "containers": [], "volumes": [], "initContainers": []}},
-    )
-    assert (status, answer["reason"]) == (422, "Invalid")
-    assert (
-        cluster.kubernetes.answer("GET", f"{NAMESPACE_PATH}/secrets/nothing", token, None)[1]["message"]
-        == 'secrets "nothing" not found'
-    )
-    assert cluster.kubernetes.answer("GET", NAMESPACE_PATH, "Bearer x", None)[0] == 401
 
 
 # Unreachable clusters
@@ -1159,7 +1125,7 @@ def test_server_other_than_kubernetes_is_reported(
 def test_private_image_is_not_checked_without_readable_pull_secrets(
     cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.kubernetes.unreadable = {"secrets"}
+    cluster.kubernetes.deny_caller("get", "secrets")
     monkeypatch.setattr(image_checks, "_request_manifest", lambda *_: 404)
     images = [finding for finding in cluster.run_checks() if finding["name"].startswith("image ")]
     assert {(finding["needed"], finding["ok"]) for finding in images} == {(False, False)}
