@@ -19,7 +19,7 @@ import yaml
 from components.common import launch
 from components.common.artifacts.code_digest import ROOT
 from components.common.launch import Command, JobEndedError, LostJobError, UnresponsiveError
-from components.common.launch.kubernetes import job_manifests, kubernetes_client, kubernetes_launcher
+from components.common.launch.kubernetes import job_conditions, job_manifests, kubernetes_client, kubernetes_launcher
 from components.common.launch.kubernetes.kubernetes_client import AccessError, KubernetesClient
 from components.common.launch.kubernetes.kubernetes_launcher import KubernetesJob, KubernetesLauncher
 from components.common.launch.launcher_settings import LauncherSettings
@@ -635,6 +635,13 @@ def test_refused_creation_is_reported_by_its_cause(cluster: JobCluster, cause: s
     with pytest.raises(error, match=expected) as raised:
         cluster.run()
     assert hint in raised.value.hint
+
+
+def test_workload_that_kueue_has_not_tried_waits_for_quota() -> None:
+    """Kueue 0.19 writes no condition if an equal workload waits already."""
+    job = {"metadata": {"name": "t-1"}, "spec": {"suspend": True}}
+    status = job_conditions.read_trainjob_status(job, {"status": {"conditions": []}}, [])
+    assert (status.state, status.reason) == ("waiting", "no quota is reserved yet")
 
 
 def test_job_that_kueue_ignores_names_queue_and_priority(cluster: JobCluster, monkeypatch: pytest.MonkeyPatch) -> None:

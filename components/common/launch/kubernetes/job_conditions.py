@@ -96,8 +96,10 @@ def _read_queue_reason(workload: JsonObject | None) -> str:
     if evicted := _find_condition(status, "Evicted"):
         cause = _find_condition(status, "Preempted") or evicted
         return f"evicted by Kueue ({evicted.get('reason', '')}): {cause.get('message', '')}"
-    if reserved := _find_condition(status, "QuotaReserved", "False", "Unknown"):
-        return f"no quota is reserved yet: {reserved.get('message', '')}"
+    reserved = _find_condition(status, "QuotaReserved", "True", "False", "Unknown")
+    if workload and reserved.get("status") != "True":
+        # Kueue 0.19 writes no condition if an equal workload waits already.
+        return ": ".join(filter(None, ("no quota is reserved yet", str(reserved.get("message", "")))))
     for check in status.get("admissionChecks") or []:
         if check.get("state") != "Ready":
             return f"the admission check {check.get('name', '')} is not ready: {check.get('message', '')}"
