@@ -78,8 +78,15 @@ def pods(manifest: Json) -> Iterator[Json]:
 def _validation_errors(schema: Json, manifest: Json) -> list[str]:
     import jsonschema
 
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(manifest)
-    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in errors]
+    errors = []
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(manifest):
+        path = [*map(str, error.absolute_path)]
+        if error.validator == "additionalProperties" and error.validator_value is False:  # as the API server says it
+            unknown = error.instance.keys() - error.schema.get("properties", {}).keys()
+            errors += [f'unknown field "{".".join([*path, name])}"' for name in sorted(unknown)]
+        else:
+            errors.append(f"{'.'.join(path)}: {error.message}")
+    return errors
 
 
 @functools.cache

@@ -4,12 +4,13 @@ A real cluster needs etcd, container images and several machines. The fake API s
 
 - objects have a uid and a resourceVersion; a duplicate name is a conflict
 - fieldValidation=Strict refuses unknown fields, against the CRD schemas in tests/common/crds
-- deletion removes an object at once and leaves pods that still save
+- deletion leaves pods that still save; an object with finalizers, such as KubeRay's, stays until their controllers remove them
 - faults: 429 with Retry-After, 5xx, connections that break before or after a call takes effect, timeouts, denied verbs
 - no watch requests: launchers poll with GET
 
 One thread acts as the controllers and updates the statuses with the messages of the real ones. A pod is a thread that writes a training's
-files into the job's folder; a stop request makes it save and end with exit code 75.
+files into the job's folder; a stop request makes it save and end with exit code 75. The contract in tests/common/test_api_contract.py
+compares the answers and the statuses with those of a real API server and its controllers.
 """
 
 from __future__ import annotations
@@ -26,19 +27,18 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests import crds
+from tests.kubernetes_api import ADDRESS, PAGE, USER, failure, forbidden, not_found, send_answer
 
 Json = dict[str, Any]
 CONTROL_INTERVAL_SECONDS = 0.02
 JOB_RESOURCES = ("trainjobs", "rayjobs")
-REASONS = {
-    400: "BadRequest",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "NotFound",
-    409: "AlreadyExists",
-    410: "Expired",
-}
-USER = "system:serviceaccount:team-a:pipeline-runner"
+QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+NAMESPACE = "team-a"  # the only one
+RAY_FINALIZER, FOREGROUND_FINALIZER = "ray.io/rayjob-finalizer", "foregroundDeletion"
+RAY_DEADLINE_MESSAGE = "The RayJob has passed the activeDeadlineSeconds. StartTime: 2026-01-01 00:00:00 +0000 UTC. ActiveDeadlineSeconds: 2"
+PENDING_MESSAGE = (
+    "couldn't assign flavors to pod set node: insufficient unused quota for cpu in flavor any, 2 more needed"
+)
 MESSAGES = {
     410: "The provided continue parameter is too old to display a consistent list result",
     429: "the server has received too many requests and has asked us to try again later",
@@ -97,12 +97,10 @@ class JobApi:
     )  # programs of the pods, in order of start; the last one repeats
     faults: list[Fault] = field(default_factory=list)
     denied: set[tuple[str, str]] = field(default_factory=set)  # (verb, resource)
-    unknown_resources: set[str] = field(default_factory=set)  # resources whose CRD is not installed
-    missing_fields: set[str] = field(default_factory=set)  # fields that the installed CRD version lacks
     token: str = "the-cluster-token"
     refusal: tuple[int, str] | None = None  # status and message of every creation
     admits: bool = True  # whether Kueue has quota
-    makes_workloads: bool = True  # False: the WorkloadPriorityClass of the jobs does not exist
+    priority_classes: set[str] = field(default_factory=lambda: {"batch", "low"})  # Kueue ignores jobs of others
     can_start: bool = True  # whether pods can be scheduled and pull their image
     stuck_jobs: set[str] = field(default_factory=set)  # jobs whose pods do not end, as on an unreachable node
     url: str = ""
@@ -131,67 +129,61 @@ class JobApi:
             *(name for name, pod in self.running.items() if pod.code is None),
         ]
 
-    def answer(
-        self, verb: str, resource: str, name: str, query: dict[str, list[str]], body: Json | None
-    ) -> tuple[int, Json]:
+    def answer(self, verb: str, path: str, query: dict[str, list[str]], body: Json | None) -> tuple[int, Json | str]:
         """Return the HTTP status and the body of a call."""
+        match = ADDRESS.match(path)
+        assert match, path
+        resource, group, name = match["kind"], match["group"] or "", match["name"] or ""
         self.calls.append((verb, resource))
         if (verb, resource) in self.denied:
-            group = {"trainjobs": "trainer.kubeflow.org", "rayjobs": "ray.io", "workloads": "kueue.x-k8s.io"}.get(
-                resource, ""
-            )
-            message = f'{resource}.{group} is forbidden: User "{USER}" cannot {verb} resource "{resource}" in API group "{group}"'
-            return _failure(403, f'{message} in the namespace "team-a"')
-        if resource in self.unknown_resources:
-            return _failure(404, "the server could not find the requested resource")
-        collection = self.objects[resource]
+            return failure(403, forbidden(USER, verb, resource, group, match["namespace"], name))
+        if resource not in self.objects:
+            return 404, PAGE
+        collection = self.objects[resource] if match["namespace"] == NAMESPACE else {}
         if verb == "list":
-            listed = self._list_pods() if resource == "pods" else list(collection.values())
-            items = [item for item in listed if _matches_selectors(item, query)]
+            items = [*collection.values(), *(self._list_pods() if resource == "pods" else [])]
             return 200, {
                 "kind": "List",
                 "apiVersion": "v1",
                 "metadata": {"resourceVersion": str(self.version)},
-                "items": items,
+                "items": [item for item in items if _matches_selectors(item, query)],
             }
         if verb == "create":
             assert body is not None
-            if self.refusal:
-                return _failure(*self.refusal)
-            return self._create(resource, body, strict=query.get("fieldValidation") == ["Strict"])
+            return self._create(resource, group, match["namespace"], body, query)
         if name not in collection:
-            return _failure(404, f'{resource} "{name}" not found')
-        return (200, collection[name]) if verb == "get" else self._delete(collection[name], body or {})
+            return failure(404, not_found(resource, group, name))
+        if verb == "get":
+            return 200, collection[name]
+        return self.delete(collection[name], (body or {})["propagationPolicy"])
 
-    def _create(self, resource: str, body: Json, *, strict: bool) -> tuple[int, Json]:
-        name = body["metadata"]["name"]
-        missing = [*self.missing_fields & body["spec"].keys()]
-        problems = [f'unknown field "spec.{key}"' for key in missing] or crds.problems(body)
-        if strict and problems:
-            return _failure(400, f"{body['kind']} in version cannot be handled: strict decoding error: {problems[0]}")
-        if name in self.objects[resource]:
-            return _failure(409, f'{resource} "{name}" already exists')
+    def _create(
+        self, resource: str, group: str, namespace: str, body: Json, query: dict[str, list[str]]
+    ) -> tuple[int, Json]:
+        name, kind, collection = body["metadata"]["name"], body["kind"], self.objects[resource]
+        if query.get("fieldValidation") == ["Strict"] and (problems := crds.problems(body)):
+            version = body["apiVersion"].partition("/")[2]
+            handled = f'{kind} in version "{version}" cannot be handled as a {kind}'
+            return failure(400, f"{handled}: strict decoding error: {', '.join(problems)}")
+        if namespace != NAMESPACE:
+            return failure(404, not_found("namespaces", "", namespace))
+        if self.refusal:
+            return failure(*self.refusal)
+        if name in collection:
+            deleting = "object is being deleted: " if collection[name]["metadata"].get("deletionTimestamp") else ""
+            return failure(409, f'{deleting}{resource}.{group} "{name}" already exists')
         created_job = json.loads(json.dumps(body))
         self.version += 1
         created_job["metadata"] |= {
             "uid": f"uid-{self.version}",
-            "namespace": "team-a",
+            "namespace": NAMESPACE,
             "creationTimestamp": "2026-01-01T00:00:00Z",
         }
-        if "kueue.x-k8s.io/queue-name" in created_job["metadata"]["labels"]:
+        if QUEUE_LABEL in created_job["metadata"]["labels"]:
             created_job["spec"]["suspend"] = True  # Kueue's webhook
-            if self.makes_workloads:
-                self._create_workload(created_job)
-        self.objects[resource][name] = self._bump_version(created_job)
+        collection[name] = self._bump_version(created_job)
         self.created.append(name)
         return 201, created_job
-
-    def _create_workload(self, job: Json) -> None:
-        metadata = {
-            "name": f"job-{job['metadata']['name']}",
-            "labels": {"kueue.x-k8s.io/job-uid": job["metadata"]["uid"]},
-        }
-        self.objects["workloads"][job["metadata"]["name"]] = {"metadata": metadata, "status": {"conditions": []}}
 
     def _list_pods(self) -> list[Json]:
         jobs = {name: job for kind in JOB_RESOURCES for name, job in self.objects[kind].items()}
@@ -213,16 +205,19 @@ class JobApi:
         }
         return [{"metadata": metadata[name], "status": status} for name, status in states.items()]
 
-    def _delete(self, obj: Json, options: Json) -> tuple[int, Json]:
-        assert options.get("propagationPolicy") == "Background", (
-            "Trainer restarts a job that is deleted in the foreground"
-        )
-        name = obj["metadata"]["name"]
-        del self.objects[f"{obj['kind'].lower()}s"][name]
-        self.objects["workloads"].pop(name, None)
-        if name in self.running:
-            self.running[name].stop_requested.set()
-        return 200, obj
+    def delete(self, job: Json, propagation: str) -> tuple[int, Json]:
+        """Delete a job. In the foreground, it stays until its pods have ended."""
+        metadata = job["metadata"]
+        self.objects["workloads"].pop(metadata["name"], None)
+        if metadata["name"] in self.running:
+            self.running[metadata["name"]].stop_requested.set()
+        if propagation == "Foreground":
+            metadata.setdefault("finalizers", []).append(FOREGROUND_FINALIZER)
+        if metadata.get("finalizers"):
+            metadata.setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
+            return 200, job
+        del self.objects[f"{job['kind'].lower()}s"][metadata["name"]]
+        return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _bump_version(self, obj: Json) -> Json:
         self.version += 1
@@ -239,9 +234,18 @@ class JobApi:
                 self._reconcile_job(kind, name, job)
 
     def _reconcile_workload(self, name: str, job: Json) -> None:
-        workload = self.objects["workloads"].get(name)
-        if workload is None or _is_finished(job):
+        metadata, workloads = job["metadata"], self.objects["workloads"]
+        is_known = metadata["labels"].get(PRIORITY_LABEL) in {None, *self.priority_classes}
+        if (
+            QUEUE_LABEL not in metadata["labels"]
+            or not is_known
+            or "deletionTimestamp" in metadata
+            or _is_finished(job)
+        ):
             return
+        labels = {"kueue.x-k8s.io/job-uid": metadata["uid"]}
+        new = {"metadata": {"name": f"job-{name}", "labels": labels}, "status": {"conditions": []}}
+        workload = workloads.setdefault(name, new)
         pod = self.running.get(name)
         if self.admits and job["spec"].get("suspend") and (pod is None or pod.code is not None):
             workload["status"] = {
@@ -250,19 +254,28 @@ class JobApi:
             job["spec"]["suspend"] = False
             self.running.pop(name, None)
         elif not self.admits and not job["spec"].get("suspend"):
-            preempted = _condition(
-                "Preempted", "InClusterQueue", "Preempted to accommodate a workload of higher priority"
-            )
-            workload["status"] = {"conditions": [_condition("Evicted", "Preempted", "Preempted"), preempted]}
+            cause = "Preempted to accommodate a workload (UID: 1, JobUID: 2) due to prioritization in the ClusterQueue"
+            workload["status"] = {
+                "conditions": [
+                    _condition("QuotaReserved", "Pending", PENDING_MESSAGE, "False"),
+                    _condition("Evicted", "Preempted", cause),
+                    _condition("Preempted", "InClusterQueue", cause),
+                ]
+            }
             job["spec"]["suspend"] = True
         elif not self.admits and not workload["status"]["conditions"]:
-            message = "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu"
-            workload["status"] = {
-                "conditions": [{**_condition("QuotaReserved", "Pending", message), "status": "False"}]
-            }
+            workload["status"] = {"conditions": [_condition("QuotaReserved", "Pending", PENDING_MESSAGE, "False")]}
 
     def _reconcile_job(self, kind: str, name: str, job: Json) -> None:
-        pod = self.running.get(name)
+        pod, finalizers = self.running.get(name), job["metadata"].setdefault("finalizers", [])
+        if job["metadata"].get("deletionTimestamp"):
+            done = {RAY_FINALIZER, *([FOREGROUND_FINALIZER] if pod is None or pod.code is not None else [])}
+            job["metadata"]["finalizers"] = [item for item in finalizers if item not in done]
+            if done.issuperset(finalizers):
+                del self.objects[kind][name]
+            return
+        if kind == "rayjobs" and RAY_FINALIZER not in finalizers:
+            finalizers.append(RAY_FINALIZER)
         if job["spec"].get("suspend"):
             if pod:
                 pod.stop_requested.set()
@@ -306,10 +319,10 @@ def _matches_selectors(obj: Json, query: dict[str, list[str]]) -> bool:
     return fields_match and all(labels.get(key) == value for key, value in wanted_labels.items())
 
 
-def _condition(kind: str, reason: str, message: str = "") -> Json:
+def _condition(kind: str, reason: str, message: str = "", status: str = "True") -> Json:
     return {
         "type": kind,
-        "status": "True",
+        "status": status,
         "reason": reason,
         "message": message,
         "lastTransitionTime": "2026-01-01T00:00:00Z",
@@ -326,59 +339,53 @@ def _is_finished(job: Json) -> bool:
 
 
 def set_job_state(job: Json, state: str, message: str = "") -> None:
-    job["status"] = (_trainjob_status if job["kind"] == "TrainJob" else _rayjob_status)(
-        job["metadata"]["name"], state, message
-    )
+    """Set the status of a job: suspended, starting, running, succeeded, failed, or expired (past its deadline)."""
+    job["status"] = (_trainjob_status if job["kind"] == "TrainJob" else _rayjob_status)(job, state, message)
 
 
-def _trainjob_status(name: str, state: str, message: str) -> Json:
+def _trainjob_status(job: Json, state: str, message: str) -> Json:
+    name, old = job["metadata"]["name"], job.get("status", {}).get("conditions", [])
+    restarts = f"jobset failed due to reaching max number of restarts (first failed job: {name}-node-0)"
     conditions = {
         "suspended": [_condition("Suspended", "Suspended", "TrainJob is suspended")],
         "succeeded": [_condition("Complete", "AllJobsCompleted", "jobset completed successfully")],
-        "failed": [_condition("Failed", "FailedJobs", f"jobset failed due to one or more job failures: {message}")],
+        "failed": [_condition("Failed", "ReachedMaxRestarts", restarts)],
+        "expired": [_condition("Failed", "DeadlineExceeded", "TrainJob exceeded its active deadline")],
     }
+    resumed = [_condition("Suspended", "Resumed", "TrainJob is resumed", "False")] if old else []
     counts = {
         "name": "node",
-        "active": 1,
+        "active": int(state in ("starting", "running", "expired")),
         "ready": int(state == "running"),
-        "succeeded": 0,
-        "failed": 0,
-        "suspended": 0,
+        "succeeded": int(state == "succeeded"),
+        "failed": int(state == "failed"),
+        "suspended": int(state == "suspended"),
     }
-    return {"conditions": conditions.get(state, []), "jobsStatus": [counts]}
+    own = conditions.get(state, [])
+    return {"conditions": own if state == "suspended" else [*resumed, *own], "jobsStatus": [counts]}
 
 
-def _rayjob_status(name: str, state: str, message: str) -> Json:
+def _rayjob_status(job: Json, state: str, message: str) -> Json:
     deployment_status = {
         "starting": "Initializing",
         "suspended": "Suspended",
         "running": "Running",
         "succeeded": "Complete",
         "failed": "Failed",
+        "expired": "Failed",
     }
     job_status = {"running": "RUNNING", "succeeded": "SUCCEEDED", "failed": "FAILED"}
-    reason = (
-        {"reason": "AppFailed", "message": f"Job entrypoint command failed with {message}"} if state == "failed" else {}
-    )
-    cluster = {} if state == "suspended" else {"rayClusterName": f"{name}-raycluster"}
+    reasons = {
+        "failed": {"reason": "AppFailed", "message": f"Job entrypoint command failed with {message}"},
+        "expired": {"reason": "DeadlineExceeded", "message": RAY_DEADLINE_MESSAGE},
+    }
+    cluster = {} if state == "suspended" else {"rayClusterName": f"{job['metadata']['name']}-raycluster"}
     return {
         "jobDeploymentStatus": deployment_status[state],
         "jobStatus": job_status.get(state, ""),
-        **reason,
+        **reasons.get(state, {}),
         **cluster,
     }
-
-
-def _failure(code: int, message: str) -> tuple[int, Json]:
-    status = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "code": code,
-    }
-    return code, {**status, "reason": REASONS.get(code, "InternalError")}
 
 
 @contextmanager
@@ -387,35 +394,29 @@ def serving(api: JobApi) -> Iterator[JobApi]:
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
-            verb, resource, name = _parse_call(self.command, self.path)
+            path, match = urlsplit(self.path).path, ADDRESS.match(urlsplit(self.path).path)
+            assert match, self.path
+            verb = {"POST": "create", "DELETE": "delete"}.get(self.command, "get" if match["name"] else "list")
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
-            fault = _take_fault(api, verb, resource)
+            fault = _take_fault(api, verb, match["kind"])
             if fault and fault.effect == "silence":
                 time.sleep(fault.seconds)
             if fault and fault.effect in ("drop", "silence"):
                 return self._break_off()
             if fault and isinstance(fault.effect, int):
-                return self._send(*_failure(fault.effect, MESSAGES.get(fault.effect, "no")), fault)
+                pause = {"Retry-After": f"{fault.seconds:g}"} if fault.seconds else {}
+                answer = PAGE if fault.effect == 404 else failure(fault.effect, MESSAGES[fault.effect])[1]
+                return send_answer(self, fault.effect, answer, **pause)
             if self.headers.get("Authorization", "").lower() != f"bearer {api.token}".lower():
-                return self._send(*_failure(401, "Unauthorized"))
+                return send_answer(self, *failure(401, "Unauthorized"))
             with api.lock:
-                status, answer = api.answer(verb, resource, name, parse_qs(urlsplit(self.path).query), body)
-                data = json.loads(json.dumps(answer))
-            return self._break_off() if fault else self._send(status, data)
+                status, answer = api.answer(verb, path, parse_qs(urlsplit(self.path).query), body)
+                answer = json.loads(json.dumps(answer))
+            return self._break_off() if fault else send_answer(self, status, answer)
 
         def _break_off(self) -> None:
             self.close_connection = True
-
-        def _send(self, status: int, answer: Json, fault: Fault | None = None) -> None:
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            if fault and fault.seconds:
-                self.send_header("Retry-After", f"{fault.seconds:g}")
-            self.end_headers()
-            self.wfile.write(data)
 
         do_GET = do_POST = do_DELETE = _answer  # noqa: N815
 
@@ -445,15 +446,6 @@ def serving(api: JobApi) -> Iterator[JobApi]:
             pod.stop_requested.set()
         server.shutdown()
         server.server_close()
-
-
-def _parse_call(method: str, path: str) -> tuple[str, str, str]:
-    """Return verb, resource and name of a call."""
-    parts = urlsplit(path).path.strip("/").split("/")
-    inside = parts[parts.index("namespaces") + 2 :]
-    name = inside[1] if len(inside) > 1 else ""
-    verb = {"POST": "create", "DELETE": "delete"}.get(method, "get" if name else "list")
-    return verb, inside[0], name
 
 
 def _take_fault(api: JobApi, verb: str, resource: str) -> Fault | None:

@@ -22,7 +22,7 @@ from components.common.launch import Command, LostJobError
 from components.common.launch.kubernetes import kubernetes_launcher
 from components.common.launch.kubernetes.kubernetes_launcher import KubernetesLauncher
 from components.common.launch.launcher_settings import LauncherSettings
-from components.common.runtime.errors import EXIT_INTERRUPTED, ConfigurationError, TunelineError
+from components.common.runtime.errors import EXIT_INTERRUPTED, TunelineError
 from tests.common.test_kubernetes_jobs import NoteRecorder, in_background
 from tests.engines.cluster import Cluster
 
@@ -203,17 +203,6 @@ def test_memory_kill_is_reported(jobs: Jobs) -> None:
     jobs.settings["memory"] = "32Mi"
     with pytest.raises(LostJobError, match="OOMKilled"):
         jobs.run("memory")
-
-
-def test_refused_jobs_are_reported_by_their_cause(jobs: Jobs) -> None:
-    jobs.settings["runtime"] = "nope"
-    with pytest.raises(
-        ConfigurationError, match=r"the cluster rejects the job: .* denied the request: .*nope.* not found"
-    ):
-        jobs.run("succeed")
-    jobs.settings |= {"runtime": "tuneline", "namespace": "nowhere"}
-    with pytest.raises(ConfigurationError, match='no such namespace: namespaces "nowhere" not found'):
-        jobs.run("succeed")
 
 
 QUEUES = """

@@ -162,7 +162,7 @@ def test_every_pod_passes_the_restricted_pod_security_standard(pods: dict[str, d
     assert {task: pod_security.violations(pod) for task, pod in pods[name].items()} == {task: [] for task in pods[name]}
 
 
-def _with_change(change: Callable[[Json], None]) -> Callable[[Json], Json]:
+def _with_change(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
     def apply(pod: Json) -> Json:
         changed = copy.deepcopy(pod)
         change(changed["spec"])
@@ -175,30 +175,52 @@ def _set_security_context(**values: Any) -> Callable[[Json], None]:
     return lambda spec: spec["containers"][0]["securityContext"].update(values)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda spec: spec.update(hostNetwork=True), "Baseline, Host Namespaces: hostNetwork"),
-        (_set_security_context(privileged=True), "Baseline, Privileged Containers: main"),
-        (
-            _set_security_context(capabilities={"drop": ["ALL"], "add": ["SYS_NICE"]}),
-            "Baseline and Restricted, Capabilities: main adds SYS_NICE",
+# Changes of a restricted pod, and the violations; tests/engines/test_api_contract.py makes them on a real API server.
+SECURITY_VIOLATIONS: list[tuple[Callable[[Json], Any], str]] = [
+    (lambda spec: spec.update(hostNetwork=True), "Baseline, Host Namespaces: hostNetwork"),
+    (_set_security_context(privileged=True, allowPrivilegeEscalation=True), "Baseline, Privileged Containers: main"),
+    (
+        _set_security_context(capabilities={"drop": ["ALL"], "add": ["SYS_NICE"]}),
+        "Baseline and Restricted, Capabilities: main adds SYS_NICE",
+    ),
+    (_set_security_context(capabilities={}), "Baseline and Restricted, Capabilities: main does not drop ALL"),
+    (
+        lambda spec: spec["volumes"].append({"name": "host", "hostPath": {"path": "/"}}),
+        "Restricted, Volume Types: host is a hostPath",
+    ),
+    (
+        lambda spec: spec["volumes"].append({"name": "n", "nfs": {"server": "nas", "path": "/"}}),
+        "Restricted, Volume Types: n is a nfs",
+    ),
+    (
+        lambda spec: spec["containers"][0].update(ports=[{"containerPort": 80, "hostPort": 80}]),
+        "Baseline, Host Ports: main",
+    ),
+    (
+        lambda spec: spec["containers"][0].update(livenessProbe={"httpGet": {"host": "10.0.0.1", "port": 80}}),
+        "Baseline, Host Probes / Lifecycle Hooks: main",
+    ),
+    (
+        lambda spec: spec["securityContext"].update(sysctls=[{"name": "kernel.msgmax", "value": "1"}]),
+        "Baseline, Sysctls: kernel.msgmax",
+    ),
+    (_set_security_context(allowPrivilegeEscalation=None), "Restricted, Privilege Escalation: main"),
+    (_set_security_context(runAsNonRoot=False), "Restricted, Running as Non-root: main"),
+    (_set_security_context(runAsUser=0), "Restricted, Running as Non-root user: main"),
+    (_set_security_context(seccompProfile={"type": "Unconfined"}), "Baseline and Restricted, Seccomp: main"),
+    (
+        lambda spec: (
+            spec.update(hostUsers=False),
+            spec["containers"][0]["securityContext"].update(procMount="Unmasked"),
         ),
-        (_set_security_context(capabilities={}), "Baseline and Restricted, Capabilities: main does not drop ALL"),
-        (
-            lambda spec: spec["volumes"].append({"name": "host", "hostPath": {"path": "/"}}),
-            "Restricted, Volume Types: host is a hostPath",
-        ),
-        (lambda spec: spec["volumes"].append({"name": "n", "nfs": {}}), "Restricted, Volume Types: n is a nfs"),
-        (_set_security_context(allowPrivilegeEscalation=None), "Restricted, Privilege Escalation: main"),
-        (_set_security_context(runAsNonRoot=False), "Restricted, Running as Non-root: main"),
-        (_set_security_context(runAsUser=0), "Restricted, Running as Non-root user: main"),
-        (_set_security_context(seccompProfile={"type": "Unconfined"}), "Baseline and Restricted, Seccomp: main"),
-        (_set_security_context(procMount="Unmasked"), "Baseline, /proc Mount Type: main"),
-        (_set_security_context(seLinuxOptions={"type": "spc_t"}), "Baseline, SELinux: main"),
-        (_set_security_context(appArmorProfile={"type": "Unconfined"}), "Baseline, AppArmor: main"),
-    ],
-)
+        "Baseline, /proc Mount Type: main",
+    ),
+    (_set_security_context(seLinuxOptions={"type": "spc_t"}), "Baseline, SELinux: main"),
+    (_set_security_context(appArmorProfile={"type": "Unconfined"}), "Baseline, AppArmor: main"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), SECURITY_VIOLATIONS)
 def test_security_check_finds_violations(
     pods: dict[str, dict[str, Json]], change: Callable[[Json], None], message: str
 ) -> None:
