@@ -7,10 +7,12 @@ interferes. The data repository is a standard DVC repository: `git clone` and `d
 from __future__ import annotations
 
 import configparser
+import errno
 import hashlib
 import importlib.util
 import json
 import logging
+import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -122,6 +124,26 @@ def captured_errors() -> Iterator[list[str]]:
             logger.setLevel(level)
 
 
+@contextmanager
+def without_reflinks() -> Iterator[None]:
+    """Make DVC write an object to a temporary name and rename it, so that concurrent publishers do not conflict.
+
+    DVC first tries to reflink to the object's own path. On a file system without reflinks, this attempt truncates and
+    deletes an object that another job has just written, or fails with EACCES if the object is already read-only.
+    """
+    from dvc_objects.fs.local import FsspecLocalFileSystem
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    original = FsspecLocalFileSystem.reflink
+    FsspecLocalFileSystem.reflink = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FsspecLocalFileSystem.reflink = original  # type: ignore[method-assign]
+
+
 def parse_remote(config: str) -> Remote | None:
     """Return the remote in the text of a .dvc/config; None if the text is invalid or contains no remote."""
     parser = configparser.ConfigParser(interpolation=None)
@@ -216,11 +238,11 @@ class Project:
         from dvc_objects.errors import ObjectFormatError
 
         try:
-            with self.open() as repo:
+            with self.open() as repo, without_reflinks():
                 repo.push([str(self.dvc_file)])
         except ObjectFormatError:  # the remote has an unreadable list of files for this directory
             self.rewrite_objects([self.read_md5()])
-            with self.open() as repo:
+            with self.open() as repo, without_reflinks():
                 repo.push([str(self.dvc_file)])
 
     def fetch(self, cache: str = "cache") -> dict[str, str]:
@@ -262,7 +284,7 @@ class Project:
 
     def rewrite_objects(self, oids: Iterable[str]) -> None:
         """Replace objects in the remote with those in the cache. A push skips objects that the remote has."""
-        with self.open() as repo:
+        with self.open() as repo, without_reflinks():
             store, cache = repo.cloud.get_remote_odb(REMOTE_NAME), repo.cache.local
             for oid in oids:
                 path = store.oid_to_path(oid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,27 @@ def test_new_version_does_not_reuse_damaged_objects(tmp_path: Path, make_dataset
     publish(make_dataset("two", SECOND_ROWS), CONFIG, workdir=tmp_path, reporter=SilentReporter())
     fetched = fetch("dataset-v2", tmp_path / "out", CONFIG, workdir=tmp_path, reporter=SilentReporter())
     assert artifact_folder.read(fetched.path, "dataset").sha256 == fetched.sha256
+
+
+def test_publishing_does_not_change_objects_that_another_job_has_just_written(
+    tmp_path: Path, make_dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dvc_objects.fs import generic
+
+    transfer, kept = generic.transfer, tmp_path / "kept"
+    kept.mkdir()
+
+    def transfer_after_other_job(source_fs, sources: list[str], target_fs, targets: list[str], **options) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            if target.startswith(str(tmp_path / "dvc-remote")):
+                shutil.copyfile(source, target)
+                os.link(target, kept / Path(target).name)
+        transfer(source_fs, sources, target_fs, targets, **options)
+
+    monkeypatch.setattr(generic, "transfer", transfer_after_other_job)
+    publish(make_dataset("one", FIRST_ROWS), CONFIG, workdir=tmp_path, reporter=SilentReporter())
+    objects = list_remote_objects(tmp_path)
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == {p.name: p.read_bytes() for p in objects}
 
 
 def test_fetch_keeps_equal_output_and_does_not_overwrite_another(tmp_path: Path, make_dataset) -> None:
