@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.common.artifacts import artifact_folder
 from components.common.cost.budgets import BudgetClock
 from components.common.runtime.reporters import Reporter
 from components.fine_tuning import checkpoints, reward_guards, rewards, sample_answers, training_health
@@ -104,9 +105,16 @@ class TrainingEvents:
     alarms: list[Alarm] = field(default_factory=list)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        from accelerate.utils import broadcast_object_list
+
         trainer = self.trainer
         self.on_wrapped()
         self.alarms = list_alarms(state.log_history, self.config)
+        # All processes save in the folder that the first one creates.
+        is_first = trainer.is_world_process_zero()
+        [trainer.saving_folder] = broadcast_object_list(
+            [checkpoints.create_saving_folder(self.folder) if is_first else None]
+        )
         trainer.order.set_epoch(int(state.epoch or 0))  # transformers skips this with several processes
         checkpoint = self.folder / f"checkpoint-{state.global_step}"
         if state.global_step and (checkpoint / checkpoints.TRAINABLE_FILENAME).exists():
@@ -230,14 +238,15 @@ class TrainingEvents:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        trainer, checkpoint = self.trainer, self.folder / f"checkpoint-{state.global_step}"
+        trainer = self.trainer
+        checkpoint = trainer.saving_folder / f"checkpoint-{state.global_step}"
         trainer.accelerator.wait_for_everyone()  # each process writes its random state
         if self.trainer.is_world_process_zero():
             # The trainer saves whole models and ZeRO-3's shards, but not every trained tensor of other adapters.
             if not self.config.adaptation_spec.trains_all_weights and self.config.strategy != "zero3":
                 checkpoints.save_trainable(trainer.model, checkpoint)
             self.verify_lock()
-            checkpoints.mark_complete(checkpoint)
+            checkpoints.publish(checkpoint, self.folder)
             checkpoints.rotate(self.folder, self.config.keep_checkpoints)
         trainer.accelerator.wait_for_everyone()
 
@@ -366,7 +375,8 @@ def truncate_log(path: Path, step: int) -> None:
         for line in lines
         if line.endswith("}") and json.loads(line)["step"] <= step and (step or "train_loss" not in line)
     ]
-    path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    # A new file: a training run that lost its lock may still append to the old one.
+    artifact_folder.write_atomically(path, "".join(line + "\n" for line in kept))
 
 
 def read_log(path: Path) -> list[LogLine]:

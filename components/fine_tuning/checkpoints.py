@@ -1,7 +1,8 @@
 """Checkpoints: completeness, selection for a resume, and rotation.
 
-transformers resumes from the highest-numbered folder, even if it is incomplete. Therefore tuneline writes a marker with
-the digest of every file last. It resumes only from a folder that matches its marker.
+transformers resumes from the highest-numbered folder, even if it is incomplete. Therefore each training run saves in a
+folder of its own, writes a marker with the digest of every file last, and then moves the checkpoint to its place. A run
+that lost its lock while the file server was unreachable cannot change the checkpoints of its successor.
 """
 
 # Pickled files are loaded with weights_only, after their digests are verified.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from components.common.artifacts import artifact_folder, hashing
 from components.common.runtime import filesystem
 from components.common.runtime.reporters import Reporter
+from components.common.workspace import job_folders
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +27,32 @@ MARKER_FILENAME = "complete.json"
 # Every trained tensor. PEFT's adapter file lacks the network that generates p-tuning's virtual tokens.
 TRAINABLE_FILENAME = "trainable.safetensors"
 STATE_FILENAME = "trainer_state.json"
+SAVING_PREFIX = "saving"  # saving.<owner tag> in the folder of checkpoints: unfinished checkpoints of a training run
+
+
+def create_saving_folder(folder: Path) -> Path:
+    """Create the folder in which a training run saves, and remove those of earlier runs.
+
+    Args:
+        folder: folder of checkpoints; the caller holds its lock.
+    """
+    for abandoned in folder.glob(f"{SAVING_PREFIX}.*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    saving = folder / f"{SAVING_PREFIX}.{job_folders.create_owner_tag()}"
+    saving.mkdir()
+    return saving
+
+
+def publish(saved: Path, folder: Path) -> None:
+    """Mark a saved checkpoint as complete, and move it to the folder of checkpoints.
+
+    Raises:
+        OSError: the checkpoint cannot be moved; another training run has removed it.
+    """
+    mark_complete(saved)
+    aside = saved.parent / "replaced"  # a checkpoint of this step that the training run did not resume from
+    job_folders.move_into_place(saved, folder / saved.name, lambda: None, aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def mark_complete(checkpoint: Path) -> None:

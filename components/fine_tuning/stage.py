@@ -129,7 +129,7 @@ def finetune(
         discard_state(work)  # left by an interruption after publication
         return finished
     work.mkdir(parents=True, exist_ok=True)
-    with job_folders.folder_lock(work):
+    with job_folders.folder_lock(work) as verify_lock:
         with timer.measure("tokens"):
             splits = _tokenize_and_check(inputs, launcher_settings, state, reporter)
         counted = budget.dump(peers) if budget else {}
@@ -141,6 +141,7 @@ def finetune(
         manifest_inputs = inputs.list_manifest_inputs(dataset_uri)
         card = model_card.render_card(recipe, summary, dataset, inputs.base, manifest_inputs, seed)
         page = _write_documents(work, output, card, summary, manifest_inputs, recipe)
+        verify_lock()
         artifact_kind = artifact_folder.REWARD_MODEL if recipe.objective_spec.scores_answers else "model"
         published = publish_model(output, artifact_kind, page, manifest_inputs, recipe.model_dump(), seed, key, summary)
         shutil.rmtree(work, ignore_errors=True)

@@ -47,6 +47,11 @@ class _RecipeTrainer(Trainer):  # type: ignore[misc]  # Any to mypy, because tra
     recipe: Recipe
     splits: TokenizedDataset
     seed: int
+    saving_folder: Path
+
+    def _get_output_dir(self, trial: object) -> str:
+        """Return the folder of the checkpoint that is being saved; `checkpoints.publish` moves the checkpoint."""
+        return str(self.saving_folder)
 
 
 class _OptimizerTrainer(_RecipeTrainer):

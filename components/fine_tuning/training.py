@@ -222,13 +222,18 @@ def _train(
     announcement = "saving a checkpoint and stopping after this step"
     # On preemption or requeue, the current step is finished and saved.
     with process_control.handle_stop_signals(stop, announcement if trainer.is_world_process_zero() else ""):
-        _run_trainer(trainer, checkpoint, config, splits)
+        try:
+            _run_trainer(trainer, checkpoint, config, splits)
+        except Exception:
+            verify_lock()  # a successor removes the files that this training run saves
+            raise
     if not _is_finished(vars(trainer.state), config):
         _check_interruption(events, stop, trainer.state.global_step)
     reporter.step("writing the model")
     result = _build_result(trainer, parameters, settings, config, checkpoint, splits, timer)
     verify_lock()
     _save_model(trainer, job, config)
+    verify_lock()
     for warning in (
         training_health.describe_data_starvation(result.waited_share),
         training_health.describe_regression(

@@ -206,6 +206,19 @@ def test_checkpoint_without_valid_marker_is_incomplete(tmp_path: Path) -> None:
     assert not checkpoints.is_complete(folder)
 
 
+def test_checkpoints_are_out_of_reach_of_a_run_that_lost_its_lock(tmp_path: Path) -> None:
+    late, successor = (checkpoints.create_saving_folder(tmp_path) / "checkpoint-2" for _ in range(2))
+    successor.mkdir()
+    (successor / "weights").write_text("successor")
+    checkpoints.publish(successor, tmp_path)
+    with pytest.raises(FileNotFoundError):
+        (late / "weights").write_text("late")
+    with pytest.raises(FileNotFoundError):
+        checkpoints.publish(late, tmp_path)
+    assert checkpoints.is_complete(tmp_path / "checkpoint-2")
+    assert (tmp_path / "checkpoint-2" / "weights").read_text() == "successor"
+
+
 def test_training_killed_after_last_step_takes_no_further_step(tiny: Path, dataset: Artifact, tmp_path: Path) -> None:
     reference = tune(dataset, tiny, tmp_path / "1" / "model", schedule="constant_with_warmup")
     with pytest.MonkeyPatch.context() as patched:
@@ -222,23 +235,26 @@ def _raise_keyboard_interrupt(*_: object) -> None:
 
 
 class TakeoverReporter(SilentReporter):
-    """Another training takes over the folder of the checkpoints after the log of step 3."""
+    """Another training takes over the folder of the checkpoints after the log of a step."""
 
-    def __init__(self, state: Path) -> None:
-        self.state = state
+    def __init__(self, state: Path, step: int) -> None:
+        self.state, self.takeover_step = state, step
 
     def metrics(self, values: Any, step: int) -> None:
-        if step == 3:
+        if step == self.takeover_step:
             (lock,) = (self.state / "fine_tuning").glob("*/writer")
             lock.write_text("other-host.1-1.00000000")
+            checkpoints.create_saving_folder(lock.parent)
 
 
+@pytest.mark.parametrize("step", [3, 4])  # between two checkpoints, and before the checkpoint of step 4 is saved
 def test_training_whose_folder_was_taken_over_writes_nothing_more(
-    tiny: Path, dataset: Artifact, tmp_path: Path
+    tiny: Path, dataset: Artifact, tmp_path: Path, step: int
 ) -> None:
     state = tmp_path / "state"
+    reporter = TakeoverReporter(state, step)
     with pytest.raises(BusyError, match="another process has taken over"):
-        finetune(dataset, tmp_path / "model", recipe(tiny), seed=3, state=state, reporter=TakeoverReporter(state))
+        finetune(dataset, tmp_path / "model", recipe(tiny), seed=3, state=state, reporter=reporter)
     (work,) = (state / "fine_tuning").iterdir()
     assert [path.name for path in work.glob("checkpoint-*")] == ["checkpoint-2"]
     (work / "writer").unlink()  # the other training ends
