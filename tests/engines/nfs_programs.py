@@ -1,24 +1,39 @@
-"""Programs for clients of a real NFS server: `python -P -m tests.engines.nfs_programs NAME FOLDER SECONDS`.
+"""Programs for clients of a real NFS server: `python -P -m tests.engines.nfs_programs NAME SECONDS FOLDER…`.
 
-Each repeats one operation for SECONDS and prints a JSON object with the number of each result.
+Each repeats one operation for SECONDS, at least once, in a process per folder. Prints a JSON object with the number of
+each result for each folder.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
+import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
 
+from components.common.artifacts import artifact_folder, hashing
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.runtime import filesystem
-from components.common.workspace import job_folders
+from components.common.runtime.errors import ArtifactDamagedError, BusyError
+from components.common.runtime.reporters import SilentReporter
+from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
+from components.fine_tuning import checkpoints
 from pipelines.runs import run_folder
 
 RUN = "20261123-000000-aaaa"
+HOST = socket.gethostname()
+CACHE_SECONDS = 70.0  # a client with default options caches names for 60 seconds
+HELD_PUBLICATIONS = ("files", "manifest", "replacement")
+CHECKPOINT_FILES = [f"part-{number}" for number in range(4)]
 
 
 def write_run(folder: Path) -> str:
@@ -58,25 +73,205 @@ def lock_workdir(folder: Path) -> str:
         return "done"
 
 
+def publish_artifact(folder: Path) -> str:
+    """Publish an artifact in the same second as the other client, and an artifact that only this client publishes."""
+    second = int(time.time()) + 1
+    time.sleep(second - time.time())
+    # With different inputs, each client replaces the artifact of the other one.
+    source = "both" if second % 2 else HOST
+    for name, content in ((f"{source}-{second}", f"both {second}"), (f"{HOST}-only-{second}", f"{HOST} {second}")):
+        publish(folder, content, name)
+    return "published"
+
+
+def publish(folder: Path, content: str, source: str) -> Artifact:
+    """Publish an artifact and record its digest, as a step of the pipeline does."""
+    store, build = folder / "store", partial(build_artifact, content=content, source=source)
+    artifact = artifact_store.get_or_build(store, "extract", hashing.digest([content, source]), build)[0]
+    assert artifact_store.load_artifact(store, artifact.sha256).sha256 == artifact.sha256
+    with (folder / f"published-{HOST}").open("a") as file:
+        file.write(f"{artifact.sha256}\n")
+    return artifact
+
+
+def build_artifact(folder: Path, *, content: str, source: str) -> Artifact:
+    """Write an artifact whose digest depends on `content`, and its manifest also on `source`."""
+    artifact_folder.claim_folder(folder, source)
+    files = ["first.txt", "second.txt"]
+    for name in files:
+        (folder / name).write_text(f"{content} {name}\n" * 1000)
+    inputs = [ArtifactInput(kind="file", content_sha256="1" * 64, uri=source)]
+    return artifact_folder.publish(
+        folder, "extract", payload=files, inputs=inputs, config={}, seed=0, key=source, summary={}
+    )
+
+
+def verify_artifacts(folder: Path) -> str:
+    """Load every artifact that a client has published, as soon as this client sees it."""
+
+    def load_all() -> int:
+        published = {line for path in folder.glob("published-*") for line in path.read_text().split()}
+        assert set(artifact_store.list_artifacts(folder / "store")) == published
+        for sha256 in published:
+            artifact_store.load_artifact(folder / "store", sha256)
+        return len(published)
+
+    count, waited = wait_until_visible(load_all)
+    return f"{count} intact {'at once' if waited < 5 else 'later'}"
+
+
+def wait_until_visible(read: Callable[[], int]) -> tuple[int, float]:
+    """Call `read` until it succeeds; return its result and the seconds that this took."""
+    begin = time.monotonic()
+    while True:
+        waited = time.monotonic() - begin
+        try:
+            return read(), waited
+        except (AssertionError, ArtifactDamagedError, FileNotFoundError):
+            if waited > CACHE_SECONDS:
+                raise
+            time.sleep(1)
+
+
+def hold(folder: Path, point: str) -> None:
+    """Tell the test that this process has reached a point, and wait for the power cut."""
+    (folder / f"held-{point}").touch()
+    time.sleep(600)
+
+
+def hold_publication(folder: Path) -> str:
+    """Stop half-way in the publication of an artifact; the name of the folder is the point."""
+    place, point = folder.parent, folder.name
+
+    def build(job: Path) -> Artifact:
+        if point == "files":
+            artifact_folder.claim_folder(job, point)
+            (job / "first.txt").write_text("half")
+            hold(place, point)
+        artifact = build_artifact(job, content=point, source="new")
+        if point == "manifest":
+            hold(place, point)
+        return artifact
+
+    original = filesystem.rename
+
+    def rename(source: Path, target: Path) -> None:
+        original(source, target)
+        if target.parent.parent.name == artifact_store.ASIDE_FOLDER:
+            hold(place, point)
+
+    if point == "replacement":
+        publish(place, point, "old")
+    with mock.patch.object(filesystem, "rename", rename):
+        artifact_store.get_or_build(place / "store", "extract", hashing.digest([point, "new"]), build)
+    return "not held"
+
+
+def recover_publication(folder: Path) -> str:
+    """Read the artifact of a client without power, and publish it again."""
+    place, point = folder.parent, folder.name
+    with TemporaryDirectory() as private:
+        sha256 = build_artifact(Path(private) / "built", content=point, source="new").sha256
+    assert artifact_store.find_by_key(place / "store", "extract", hashing.digest([point, "new"])) is None
+    try:
+        stored = artifact_store.load_artifact(place / "store", sha256)
+    except ArtifactDamagedError as error:
+        found = "absent" if "is not in the artifact store" in error.message else error.message
+    else:
+        found = stored.manifest.inputs[0].uri
+    assert publish(place, point, "new").manifest.inputs[0].uri == "new"
+    return f"{found}, then published"
+
+
+def request_lease(folder: Path) -> str:
+    """Try to write to a checkpoint folder that another client may use."""
+    try:
+        with job_folders.folder_lock(folder, job_folders.WRITER_LOCK_FILENAME):
+            return "writes"
+    except BusyError:
+        return "refused"
+
+
+def write_checkpoints(folder: Path) -> str:
+    """Write checkpoints as a training run does, until the file `stop` appears; the content of the files is the host."""
+    lock = job_folders.folder_lock(
+        folder, job_folders.WRITER_LOCK_FILENAME, wait_seconds=job_folders.LOCK_STALE_AFTER_SECONDS + 30
+    )
+    with lock as verify:
+        newest = checkpoints.find_newest(folder, SilentReporter(), lambda _: True)
+        saving = checkpoints.create_saving_folder(folder)
+        (folder / f"writes-{HOST}").touch()
+        for step in itertools.count(checkpoints.parse_step(newest) + 1 if newest else 1):
+            verify()
+            try:
+                save_checkpoint(saving / f"checkpoint-{step}")
+            except OSError:
+                verify()
+                raise
+            verify()
+            checkpoints.publish(saving / f"checkpoint-{step}", folder)
+            if (folder / "stop").exists():
+                return "stopped"
+    raise AssertionError
+
+
+def save_checkpoint(checkpoint: Path) -> None:
+    checkpoint.mkdir()
+    for name in CHECKPOINT_FILES:
+        (checkpoint / name).write_text(HOST * 10_000)
+        time.sleep(0.3)
+    (checkpoint / checkpoints.STATE_FILENAME).write_text("{}")
+
+
+def read_checkpoints(folder: Path) -> str:
+    """Return the hosts of the complete checkpoints in the order of their steps, such as "b* c*"."""
+    hosts = []
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=checkpoints.parse_step):
+        writers = {character for name in CHECKPOINT_FILES for character in (checkpoint / name).read_text()}
+        hosts.append("".join(sorted(writers)) if checkpoints.is_complete(checkpoint) else f"incomplete {checkpoint}")
+    return " ".join(f"{host}*" for host, _ in itertools.groupby(hosts))
+
+
 PROGRAMS: dict[str, Callable[[Path], str]] = {
-    program.__name__: program for program in (write_run, read_run, rename_file, link_file, move_folder, lock_workdir)
+    program.__name__: program
+    for program in (
+        write_run,
+        read_run,
+        rename_file,
+        link_file,
+        move_folder,
+        lock_workdir,
+        publish_artifact,
+        verify_artifacts,
+        hold_publication,
+        recover_publication,
+        request_lease,
+        write_checkpoints,
+        read_checkpoints,
+    )
 }
 
 
-def main(name: str, folder: Path, seconds: float) -> None:
-    """Repeat a program and print how often it returned each result or raised each error."""
-    folder.mkdir(parents=True, exist_ok=True)
+def repeat(name: str, seconds: float, folder: Path) -> dict[str, int]:
+    """Repeat a program and return how often it returned each result or raised each error."""
     (folder / "runs" / RUN).mkdir(parents=True, exist_ok=True)
     (folder / "ready").touch()
     counts: Counter[str] = Counter()
     end = time.monotonic() + seconds
-    for _ in itertools.takewhile(lambda _: time.monotonic() < end, itertools.count()):
+    while not counts or time.monotonic() < end:
         try:
             counts[PROGRAMS[name](folder)] += 1
         except Exception as error:
-            counts[f"{type(error).__name__}: {error}"[:200]] += 1
-    print(json.dumps(counts))
+            counts[f"{type(error).__name__}: {error}"[:400]] += 1
+    return counts
+
+
+def main(name: str, seconds: float, folders: list[Path]) -> None:
+    """Repeat a program in a process per folder, and print the results."""
+    with multiprocessing.get_context("fork").Pool(len(folders)) as pool:  # the libraries are imported once
+        counts = pool.map(partial(repeat, name, seconds), folders, chunksize=1)
+    print(json.dumps(dict(zip(map(str, folders), counts, strict=True))))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], float(sys.argv[2]), [Path(folder) for folder in sys.argv[3:]])
