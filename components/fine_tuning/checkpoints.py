@@ -1,7 +1,7 @@
 """Checkpoints: completeness, selection for a resume, and rotation.
 
 transformers resumes from the highest-numbered folder, even if it is incomplete. Therefore each training run saves in a
-folder of its own, writes a marker with the digest of every file last, and then moves the checkpoint to its place. A run
+separate folder, writes a marker with the digest of every file last, and then moves the checkpoint to its place. A run
 that lost its lock while the file server was unreachable cannot change the checkpoints of its successor.
 """
 
