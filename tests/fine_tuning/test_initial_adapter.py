@@ -133,15 +133,15 @@ def test_interrupted_dpo_of_an_initial_adapter_resumes(
 ) -> None:
     options = {"objective": "dpo", "initial_adapter": str(trained.adapter.path)}
     whole = tune(trained.base.path, trained.pairs, tmp_path / "whole", **options)
-    save = callbacks.checkpoints.mark_complete
+    publish = callbacks.checkpoints.publish
 
-    def interrupt(checkpoint: Path) -> None:
-        save(checkpoint)
+    def interrupt(checkpoint: Path, folder: Path) -> None:
+        publish(checkpoint, folder)
         if checkpoint.name == "checkpoint-2":
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(callbacks.checkpoints, "mark_complete", interrupt)
+        patched.setattr(callbacks.checkpoints, "publish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             tune(trained.base.path, trained.pairs, tmp_path / "resumed", **options)
     resumed = tune(trained.base.path, trained.pairs, tmp_path / "resumed", **options)
