@@ -26,6 +26,8 @@ CONDITION = re.compile(
 )
 FIELDS = {"KFP_POD_NAME": "pod", "KFP_POD_UID": "uid", "NAMESPACE": "team", "KFP_RUN_ID": "run"}
 STEP_TIMEOUT_SECONDS = 600.0
+# Runs the container of an executor, whose working directory is the folder; returns its exit code and its log.
+RunContainer = Callable[[str, Json, Path], tuple[int, str]]
 OPTIONAL_OUTPUTS = ("refusals",)  # only the regression suite has refusals
 EXIT_STRATEGY = "ALL_UPSTREAM_TASKS_COMPLETED"
 
@@ -40,26 +42,23 @@ class Values:
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """A run: pipeline, containers by task, output folder, environment variables by image and the executors run so far."""
+    """A run: pipeline, containers by task, output folder, how a container runs and the executors run so far."""
 
     pipeline: Json
     containers: dict[str, Json]
     root: Path
-    image_environment: Callable[[str], dict[str, str]]
+    run_container: RunContainer
     executed: list[str] = field(default_factory=list)
 
 
-def run(
-    compiled: str, parameters: Json, root: Path, image_environment: Callable[[str], dict[str, str]]
-) -> tuple[Json, list[str]]:
+def run(compiled: str, parameters: Json, root: Path, run_container: RunContainer) -> tuple[Json, list[str]]:
     """Run a compiled pipeline with these parameters. Returns its outputs and the executors that ran, in order.
 
-    `image_environment` returns the variables of an image. A step's environment consists of these and those of its pod.
     Raises AssertionError with the log of the first step that fails.
     """
     pods = kubeflow_pods.build_pods(compiled)
     containers = {name: pod["spec"]["containers"][0] for name, pod in pods.items()}
-    pipeline_run = PipelineRun(next(iter(yaml.safe_load_all(compiled))), containers, root, image_environment)
+    pipeline_run = PipelineRun(next(iter(yaml.safe_load_all(compiled))), containers, root, run_container)
     outputs = _run_dag(pipeline_run, pipeline_run.pipeline["root"], Values(parameters))
     return outputs.parameters, pipeline_run.executed
 
@@ -176,7 +175,10 @@ def _run_task(pipeline_run: PipelineRun, name: str, component: Json, values: Val
     work.mkdir(parents=True)
     given = Values(_with_defaults(component, values.parameters), values.artifacts)
     executor_input = _executor_input(component, given, folder)
-    _run_container(pipeline_run, executor, json.dumps(executor_input), work)
+    container = pipeline_run.containers[executor]
+    arguments = [argument.replace("{{$}}", json.dumps(executor_input)) for argument in container["args"]]
+    exit_code, log = pipeline_run.run_container(executor, {**container, "args": arguments}, work)
+    assert exit_code == 0, f"{executor} ended with {exit_code}:\n{log[-6000:]}"
     output_metadata: Json = json.loads(Path(executor_input["outputs"]["outputFile"]).read_text(encoding="utf-8"))
     artifacts: Json = {}
     for output in component.get("outputDefinitions", {}).get("artifacts", {}):
@@ -200,16 +202,19 @@ def _artifact(name: str, declared: Json, folder: Path) -> Json:
     return {"artifacts": [{"name": name, "type": declared["artifactType"], "uri": str(folder / name), "metadata": {}}]}
 
 
-def _run_container(pipeline_run: PipelineRun, executor: str, executor_input_json: str, work: Path) -> None:
-    """Run the command of the container without the launcher in front of it."""
-    container = pipeline_run.containers[executor]
+def run_process(
+    image_environment: Callable[[str], dict[str, str]], executor: str, container: Json, work: Path
+) -> tuple[int, str]:
+    """Run the command of a container in a process, without the launcher in front of it.
+
+    `image_environment` returns the variables of an image. The environment consists of these and those of the container.
+    """
     launcher, dashes, *command = container["command"]
-    assert (launcher, dashes) == (kubeflow_pods.LAUNCHER_PATH, "--")
-    arguments = [argument.replace("{{$}}", executor_input_json) for argument in container["args"]]
+    assert (launcher, dashes) == (kubeflow_pods.LAUNCHER_PATH, "--"), executor
     result = subprocess.run(
-        [*command, *arguments],
+        [*command, *container["args"]],
         cwd=work,
-        env={**pipeline_run.image_environment(container["image"]), **_pod_variables(container)},
+        env={**image_environment(container["image"]), **_pod_variables(container)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -217,7 +222,7 @@ def _run_container(pipeline_run: PipelineRun, executor: str, executor_input_json
         timeout=STEP_TIMEOUT_SECONDS,
         check=False,
     )
-    assert result.returncode == 0, f"{executor} ended with {result.returncode}:\n{result.stdout[-6000:]}"
+    return result.returncode, result.stdout
 
 
 def _pod_variables(container: Json) -> dict[str, str]:

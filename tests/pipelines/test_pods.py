@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def write_platform(project: Path) -> None:
 def compile_for_pods(project: Path, pipeline: str = "customization") -> str:
     """Compile the project's customization for `write_platform`."""
     write_platform(project)
+    return compile_project(project, pipeline)
+
+
+def compile_project(project: Path, pipeline: str = "customization") -> str:
+    """Compile the customization of a project for its platform.yaml, with paths of this machine."""
     paths = {"data_curation.sources": f"[{project / 'raw.jsonl'}]", "fine_tuning.base_model": str(project / "tiny")}
     overrides = [part for key, path in paths.items() for part in ("--set", f"{key}={path}")]
     options = ["-c", "customization.yaml", "-p", "platform.yaml", "--pipeline", pipeline]
@@ -97,7 +103,9 @@ def pipeline_run(
 ) -> tuple[dict[str, Any], list[str], Path]:
     """A run of the whole pipeline: its outputs, the steps that ran, and the folder with the output files of each step."""
     root = tmp_path_factory.mktemp("steps")
-    return *kfp_launcher.run(compile_for_pods(project), {}, root, image_variables), root
+    return *kfp_launcher.run(
+        compile_for_pods(project), {}, root, partial(kfp_launcher.run_process, image_variables)
+    ), root
 
 
 @pytest.mark.stress
@@ -193,7 +201,8 @@ def test_single_stage_gives_the_artifact_of_the_whole_pipeline(
         "triton_packaging": {"model": pipeline_run[0]["model"]},
     }.get(stage, {})
     before = list_manifests(project)
-    outputs, ran = kfp_launcher.run(compile_for_pods(project, stage), parameters, tmp_path, image_variables)
+    run_container = partial(kfp_launcher.run_process, image_variables)
+    outputs, ran = kfp_launcher.run(compile_for_pods(project, stage), parameters, tmp_path, run_container)
     versioning_steps = ["data-versioning"] if stage == "data_curation" else []
     assert ran == ["check-the-platform", "plan-one", stage.replace("_", "-"), *versioning_steps]
     new = [Path(name) for name, _ in list_manifests(project) - before]
@@ -237,7 +246,8 @@ def test_chain_of_rlhf_gives_the_artifacts_of_a_local_chain(
     def run_pods(name: str) -> list[str]:
         answer("compile", *options, "-p", "platform.yaml", "-o", name, cwd=tmp_path)
         compiled = (tmp_path / name).read_text(encoding="utf-8")
-        return kfp_launcher.run(compiled, {}, tmp_path / "steps" / name, image_variables)[1]
+        run_container = partial(kfp_launcher.run_process, image_variables)
+        return kfp_launcher.run(compiled, {}, tmp_path / "steps" / name, run_container)[1]
 
     ran = run_pods("chain.yaml")
     sft, reward, rlhf = answer("run", *options, "--workdir", "wd", cwd=tmp_path, timeout_seconds=1800)["chain"]
