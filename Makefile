@@ -45,7 +45,7 @@ $(VENV)/.engines: $(VENV)/.ready
 # Folder with the programs up, down, image and mkimage, which start a Kubernetes cluster on this machine (tests/engines/cluster.py).
 CLUSTER_KIT ?= $(wildcard ../shared/cluster)
 export TUNELINE_CLUSTER_KIT = $(abspath $(CLUSTER_KIT))
-test-cluster: $(VENV)/.engines ## Run the tests in pods of a real single-node Kubernetes cluster (root; CLUSTER_KIT=folder of the kit; 15 minutes)
+test-cluster: $(VENV)/.engines ## Run the tests in pods of a real single-node Kubernetes cluster (root; CLUSTER_KIT=folder of the kit; 20 minutes)
 	@$(PYTEST) -n 0 -m cluster tests/engines $(ARGS)
 
 # Folder with the program nfs-lab, which starts an NFS server and two clients on this machine (tests/engines/test_nfs.py).

@@ -6,15 +6,20 @@ makes an image from a folder, and `image DIR FILE` loads it into the node.
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, cast
 
 import pytest
 
@@ -47,10 +52,18 @@ class Cluster:
         """Start controllers with their resource kinds and webhooks."""
         _run(str(self.kit / "controllers"), str(self.folder), "on", *names)
 
-    def add_image(self, root: Path, name: str) -> None:
-        """Load an image into the node whose files are those of a folder."""
+    def add_image(self, root: Path, name: str, **settings: Any) -> None:
+        """Load an image into the node whose files are those of a folder.
+
+        Args:
+            root: The folder.
+            name: The name with its tag.
+            settings: Fields of the image's configuration, such as User="1000" and Env=["PATH=/bin"].
+        """
         archive = self.folder / "image.tar"
         _run(str(self.kit / "mkimage"), str(root), name, str(archive))
+        if settings:
+            _configure(archive, settings)
         _run(str(self.kit / "image"), str(self.folder), str(archive), name)
         archive.unlink()
 
@@ -65,6 +78,37 @@ def running_cluster(kit: Path, *, node: bool = True) -> Iterator[Cluster]:
     finally:
         subprocess.run([kit / "down", folder], timeout=TIMEOUT_SECONDS, check=False)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _configure(archive: Path, settings: dict[str, Any]) -> None:
+    """Set fields of the configuration of the only image in an OCI archive."""
+    with tarfile.open(archive) as opened:
+        files = {
+            member.name: cast(IO[bytes], opened.extractfile(member)).read() for member in opened if member.isfile()
+        }
+
+    def replace(descriptor: dict[str, Any], blob: dict[str, Any]) -> None:
+        """Store a changed blob under its digest and change the descriptor that refers to it."""
+        data = json.dumps(blob).encode()
+        descriptor |= {"digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+        files[read_name(descriptor)] = data
+
+    def read_name(descriptor: dict[str, Any]) -> str:
+        return f"blobs/{descriptor['digest'].replace(':', '/')}"
+
+    index = json.loads(files["index.json"])
+    (image,) = index["manifests"]
+    manifest = json.loads(files[read_name(image)])
+    config = json.loads(files[read_name(manifest["config"])])
+    config["config"] |= settings
+    replace(manifest["config"], config)
+    replace(image, manifest)
+    files["index.json"] = json.dumps(index).encode()
+    with tarfile.open(archive, "w") as opened:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            opened.addfile(member, io.BytesIO(data))
 
 
 def _run(*command: str, text: str = "", **variables: str) -> str:

@@ -25,16 +25,23 @@ from components.common.launch.kubernetes.kubernetes_client import LIMITS_NAME
 from tests.datasets import small_dataset
 from tests.deploy.rendering import DEPLOY
 from tests.engines.cluster import REQUIRED, Cluster
+from tests.engines.host_folders import (
+    NAMESPACE,
+    PYTHON_FOLDERS,
+    USER,
+    build_image_root,
+    build_volume,
+    make_accessible,
+)
 from tests.pipelines.command import ROOT, answer_in_process
 from tests.tiny import tiny_model
 
 Json = dict[str, Any]
 pytestmark = [pytest.mark.stress, pytest.mark.cluster, REQUIRED]
-NAMESPACE, USER = "team-a", 1000
 IMAGE = "tuneline.test/folders:1"
 TIMEOUT_SECONDS = 400  # of a busy machine
 STEPS, CHECKPOINT_EVERY = 800, 40
-HOST_FOLDERS = {"usr": "/usr", "python": sys.base_prefix, "checkout": str(ROOT), "packages": sys.prefix}
+HOST_FOLDERS = {**PYTHON_FOLDERS, "checkout": str(ROOT)}
 CUSTOMIZATION = {
     "seed": 3,
     "fine_tuning": {
@@ -224,34 +231,6 @@ class Trainings:
 VARIABLES = {"PYTHONPATH": str(ROOT), "TUNELINE_THREADS": "1", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
 
 
-def build_image_root(root: Path) -> Path:
-    """Return a folder with the mount points, the links into /usr and the user of the pods."""
-    for path in ("tmp", "etc", "data", *(folder.lstrip("/") for folder in HOST_FOLDERS.values())):
-        (root / path).mkdir(parents=True, exist_ok=True)
-    (root / "tmp").chmod(0o1777)
-    for name in ("bin", "lib", "lib64"):
-        (root / name).symlink_to(f"usr/{name}")
-    (root / "etc/passwd").write_text(f"tuneline:x:{USER}:{USER}::/tmp:/bin/sh\n")
-    return root
-
-
-def build_volume(name: str, folder: Path | str, mode: str) -> list[Json]:
-    """Return a volume of a folder of the host, and its claim."""
-    size = {"storage": "1Gi"}
-    common = {"accessModes": [mode], "storageClassName": ""}
-    volume = {"hostPath": {"path": str(folder)}, "capacity": size, **common}
-    claim = {"resources": {"requests": size}, "volumeName": name, **common}
-    return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume},
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": claim,
-        },
-    ]
-
-
 @pytest.fixture(scope="module")
 def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
     """Prepare the cluster as deploy/ does, the data, and a local training for comparison."""
@@ -267,11 +246,9 @@ def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Tra
     command = ["finetune", volume / "dataset", "-o", "model", "-c", folder / "local.yaml"]
     answer = answer_in_process(*command, cwd=folder, **variables)
     subprocess.run(["chown", "-R", f"{USER}:{USER}", volume], check=True)
-    for path in (folder, *folder.parents):
-        if path != Path("/tmp") and str(path).startswith("/tmp/"):
-            path.chmod(0o755)
+    make_accessible(folder)
     cluster.start_controllers("jobset", "trainer", "kueue")
-    cluster.add_image(build_image_root(folder / "root"), IMAGE)
+    cluster.add_image(build_image_root(folder / "root", "/data", *HOST_FOLDERS.values()), IMAGE)
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     limits = {
         "runtimes": "ClusterTrainingRuntime/tuneline",
