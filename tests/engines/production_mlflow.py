@@ -44,8 +44,12 @@ class ProductionServer:
 
 
 def create_configuration(database: PostgreSQL, folder: Path) -> ProductionServer:
-    """Create the two empty databases and copy the configuration of mlflow/, with test addresses, folders and one worker."""
-    database.execute("CREATE DATABASE production", "CREATE DATABASE production_auth")
+    """Create the two empty databases and copy the configuration of mlflow/, with test addresses, folders and one worker.
+
+    The databases have the encoding of a server whose initdb had no locale.
+    """
+    encoding = "ENCODING 'SQL_ASCII' TEMPLATE template0"
+    database.execute(f"CREATE DATABASE production {encoding}", f"CREATE DATABASE production_auth {encoding}")
     port = free_port()
     overrides = {
         "MLFLOW_BACKEND_STORE_URI": database.mlflow_address("production"),
