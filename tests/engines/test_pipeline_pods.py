@@ -24,7 +24,7 @@ from tests.pipelines.test_pods import NAMES, compile_project, list_manifests
 Json = dict[str, Any]
 pytestmark = [
     pytest.mark.stress, pytest.mark.cluster, pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow,
-    pytest.mark.triton, REQUIRED,
+    pytest.mark.triton, REQUIRED, pytest.mark.timeout(1800),
 ]  # fmt: skip
 TEAM_KINDS = ("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy")
 TOKEN = "hf_" + "a1b2" * 8

@@ -1,0 +1,401 @@
+"""docs/how-to/install.md on an empty cluster of one node, by the page's own commands, up to a served model.
+
+The site adapts the overlay as the page says: one team, its addresses, storage and sizes. Images hold folders alone, so the
+overlay also mounts this machine's folders. In the `stress` tier because a cluster, its servers and a whole pipeline run for minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.rendering import DEPLOY, build_kustomization, find_kubectl
+from tests.engines.cluster import REQUIRED, Cluster
+from tests.engines.host_folders import NAMESPACE, PYTHON_FOLDERS, USER, build_image_root, build_volume, make_accessible
+from tests.engines.pipeline_pods import STEPS, PipelinePods, add_image, add_images
+from tests.pipelines.command import ROOT, answer, tuneline
+from tests.pipelines.project import write_project
+
+Json = dict[str, Any]
+pytestmark = [
+    pytest.mark.stress, pytest.mark.cluster, pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow,
+    pytest.mark.triton, pytest.mark.s3, pytest.mark.postgresql, REQUIRED, pytest.mark.timeout(1800),
+]  # fmt: skip
+PAGE = ROOT / "docs" / "how-to" / "install.md"
+README = (DEPLOY / "README.md").read_text(encoding="utf-8")
+OVERLAY = Path("deploy/overlays/xe9680-powerscale")
+DATABASE_USER = 999
+TIMEOUT_SECONDS = 400  # of a busy machine
+# The entry point of the image postgres, which no package index has: a database with its owner and initial scripts.
+POSTGRES_ENTRYPOINT = """#!/bin/sh
+set -e
+if [ ! -s "$PGDATA/PG_VERSION" ]; then
+  initdb -D "$PGDATA" -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" $POSTGRES_INITDB_ARGS
+  echo "host all all all scram-sha-256" >> "$PGDATA/pg_hba.conf"
+  pg_ctl -D "$PGDATA" -o "-c listen_addresses=''" -w start
+  createdb -U "$POSTGRES_USER" "$POSTGRES_DB"
+  for file in /docker-entrypoint-initdb.d/*.sql; do psql -v ON_ERROR_STOP=1 -U "$POSTGRES_USER" -d "$POSTGRES_DB" -f "$file"; done
+  pg_ctl -D "$PGDATA" -m fast -w stop
+fi
+exec postgres "$@" -c listen_addresses='*'
+"""
+# Triton's image has a server whose backends are at their default paths.
+TRITON = """#!/opt/tuneline/bin/python3
+import os, sys, tempfile
+from pathlib import Path
+from components.triton_packaging import triton_installation
+program = triton_installation.get_triton_home() / "bin" / "tritonserver"
+backends = triton_installation.create_backend_folder(Path(tempfile.mkdtemp()))
+os.execve(program, [program, f"--backend-directory={backends}", *sys.argv[1:]], triton_installation.build_server_environment())
+"""
+PROGRAMS = {
+    "serving/bin/tritonserver": TRITON,
+    "serving/bin/tuneline": '#!/bin/sh\nexec python3 -m pipelines.cli "$@"\n',
+    "mlflow/bin/mlflow": '#!/bin/sh\nexec python3 -m mlflow "$@"\n',
+}
+SMALL = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
+REPLICAS = (
+    ("Deployment", "mlflow", "/spec/replicas"),
+    ("HorizontalPodAutoscaler", "triton", "/spec/minReplicas"),
+    ("HorizontalPodAutoscaler", "triton", "/spec/maxReplicas"),
+)
+MODEL = "tiny-helper"  # of the project
+S3_KEYS = ("site-key", "site-secret")
+
+
+@dataclass
+class Site:
+    """A site's copy of deploy/, and the host's folders of its volumes."""
+
+    cluster: Cluster
+    checkout: Path
+    volumes: Path
+    claims: dict[str, str]
+
+    def run(self, command: str, **variables: str) -> str:
+        """Run a command of the page in bash."""
+        kubeconfig = {"KUBECONFIG": str(self.cluster.folder / "admin.kubeconfig")}
+        result = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", command],
+            cwd=self.checkout,
+            env={**os.environ, **kubeconfig, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+        assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}\n{self.describe()}"
+        return result.stdout
+
+    def describe(self) -> str:
+        """Return the pods and the last events."""
+        return (
+            self.cluster.kubectl("get", "pods", "-A")
+            + self.cluster.kubectl(
+                *("get", "events", "-A", "--sort-by=.lastTimestamp"),
+                *("-o", "custom-columns=OBJECT:.involvedObject.name,MESSAGE:.message"),
+            )[-4000:]
+        )
+
+
+def read_commands(heading: str) -> list[str]:
+    """Return the lines of the command blocks in a section of the page."""
+    section = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (text,) = (part for part in section if part.partition("\n")[0].partition(". ")[2] == heading)
+    blocks = re.findall(r"^```(?:text|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def adapt_overlay(site: Path, volumes: Path, claims: dict[str, str]) -> None:
+    """Change the values of the site as the page says, and add a component that mounts this machine's folders."""
+    overlay = site / OVERLAY
+    values = yaml.safe_load((overlay / "site.yaml").read_text())
+    values["data"] |= {
+        "s3-endpoint": "http://s3.storage.svc:8333",
+        "database-storage-class": "disks",
+        "backup-storage-class": "disks",
+        "user": str(USER),
+        "group": str(USER),
+        "served-model": MODEL,
+    }
+    (overlay / "site.yaml").write_text(yaml.safe_dump(values))
+    workloads = [m for m in build_kustomization(overlay) if m["kind"] in ("Deployment", "StatefulSet")]
+    patches: list[Json] = [{"patch": json.dumps(mount_folders(manifest, claims))} for manifest in workloads]
+    for kind, name, path in REPLICAS:
+        patches.append(build_patch(kind, name, {"op": "replace", "path": path, "value": 1}))
+    for name, folder in (("tuneline-team-a", "data"), ("corpus-team-a", "corpus")):
+        removed = [{"op": "remove", "path": f"/spec/{key}"} for key in ("nfs", "mountOptions")]
+        host_path = {"op": "add", "path": "/spec/hostPath", "value": {"path": str(volumes / folder)}}
+        patches.append(build_patch("PersistentVolume", name, *removed, host_path))
+    component = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "resources": ["volumes.yaml"]}
+    (overlay / "host-folders").mkdir()
+    (overlay / "host-folders" / "kustomization.yaml").write_text(yaml.safe_dump({**component, "patches": patches}))
+    (overlay / "host-folders" / "volumes.yaml").write_text(yaml.safe_dump_all(build_volumes(volumes, claims)))
+    kustomization = yaml.safe_load((overlay / "kustomization.yaml").read_text())
+    kustomization["resources"] = [name for name in kustomization["resources"] if not name.startswith("team-b")]
+    kustomization["components"].append("host-folders")
+    names = [{"name": image["name"], "newName": image["newName"], "newTag": "1"} for image in kustomization["images"]]
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, "images": names}))
+
+
+def build_patch(kind: str, name: str, *operations: Json) -> Json:
+    return {"target": {"kind": kind, "name": name}, "patch": json.dumps(operations)}
+
+
+def build_volumes(volumes: Path, claims: dict[str, str]) -> list[Json]:
+    """Return the volumes and claims of this machine's folders, and the volumes of the database and its backups."""
+    objects = [
+        part
+        for namespace in ("mlflow", NAMESPACE)
+        for claim, path in claims.items()
+        for part in build_volume(claim, path, "ReadOnlyMany", namespace)
+    ]
+    for claim, mode in (("data-postgresql-0", "ReadWriteOnce"), ("mlflow-backup", "ReadWriteMany")):
+        volume, _ = build_volume(claim, volumes / claim, mode, "mlflow")
+        reserved = {"claimRef": {"namespace": "mlflow", "name": claim}, "capacity": {"storage": "100Gi"}}
+        objects.append({**volume, "spec": {**volume["spec"], **reserved, "storageClassName": "disks"}})
+    return objects
+
+
+def mount_folders(manifest: Json, claims: dict[str, str]) -> Json:
+    """Return a patch that mounts the claims in all containers of a workload and reduces their resources."""
+    pod = manifest["spec"]["template"]["spec"]
+    mounts = [{"name": claim, "mountPath": path} for claim, path in claims.items()]
+    containers = {
+        kind: [{"name": container["name"], "resources": SMALL, "volumeMounts": mounts} for container in pod[kind]]
+        for kind in ("containers", "initContainers")
+        if kind in pod
+    }
+    volumes = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    metadata = {key: manifest["metadata"][key] for key in ("name", "namespace")}
+    return {
+        "apiVersion": manifest["apiVersion"],
+        "kind": manifest["kind"],
+        "metadata": metadata,
+        "spec": {"template": {"spec": {**containers, "volumes": volumes}}},
+    }
+
+
+def add_server_images(cluster: Cluster, folder: Path, mounts: list[str]) -> None:
+    """Load the images of MLflow and PostgreSQL, and add Triton's program to the serving environment."""
+    environments = folder / "environments"
+    add_image(cluster, folder, "mlflow", mounts)
+    for program, text in PROGRAMS.items():
+        (environments / program).write_text(text)
+        (environments / program).chmod(0o755)
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
+    root = build_image_root(folder / "roots" / "postgres", *mounts)
+    (root / "etc" / "passwd").write_text(f"postgres:x:{DATABASE_USER}:{DATABASE_USER}::/tmp:/bin/sh\n")
+    (root / "entrypoint").write_text(POSTGRES_ENTRYPOINT)
+    (root / "entrypoint").chmod(0o755)
+    cluster.add_image(
+        root, "registry.example/library/postgres:1", Entrypoint=["/entrypoint"], Env=[f"PATH={programs}:/usr/bin:/bin"]
+    )
+
+
+def start_s3(cluster: Cluster) -> None:
+    """Start an S3 server with a bucket `mlflow`, as the site's object storage."""
+    identity = {"name": "site", "credentials": [{"accessKey": S3_KEYS[0], "secretKey": S3_KEYS[1]}]}
+    config = {"identities": [{**identity, "actions": ["Admin", "Read", "Write", "List"]}]}
+    program = str(Path(sys.executable).with_name("weed"))
+    start = [program, "server", "-dir=/tmp", "-s3", "-s3.port=8333", "-s3.config=/config/s3.json", "-ip.bind=0.0.0.0"]
+    folders = {claim: path for claim, path in PYTHON_FOLDERS.items() if claim != "python"}
+    pod = {
+        "containers": [
+            {
+                "name": "s3",
+                "image": "registry.example/tuneline/python-curation:1",
+                "command": [*start, "-ip=127.0.0.1", "-master.volumeSizeLimitMB=256", "-volume.max=20"],
+                "volumeMounts": [
+                    {"name": "config", "mountPath": "/config"},
+                    *({"name": name, "mountPath": path} for name, path in folders.items()),
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "config", "configMap": {"name": "s3"}},
+            *({"name": name, "hostPath": {"path": path}} for name, path in folders.items()),
+        ],
+    }
+    metadata = {"name": "s3", "namespace": "storage", "labels": {"app": "s3"}}
+    objects = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "storage"}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"s3.json": json.dumps(config)}},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"selector": {"app": "s3"}, "ports": [{"port": 8333}]},
+        },
+    ]
+    cluster.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(objects))
+    cluster.kubectl("-n", "storage", "wait", "--for=condition=Ready", "--timeout=120s", "pod/s3")
+    make_bucket = f"until echo s3.bucket.create -name mlflow | {program} shell -master=127.0.0.1:9333; do sleep 1; done"
+    cluster.kubectl("-n", "storage", "exec", "s3", "--", "sh", "-c", make_bucket)
+
+
+def write_platform(checkout: Path, claims: dict[str, str], project: Path) -> None:
+    """Adapt the overlay's platform.yaml: images, storage, sizes, user and the secrets that the site uses."""
+    platform = yaml.safe_load((checkout / OVERLAY / "platform.yaml").read_text())
+    stage = {"cpu": "1500m", "memory": "4Gi", "scratch": "2Gi"}
+    names = ("curation", "training", "evaluation", "serving")
+    platform |= {
+        "images": {name: f"registry.example/tuneline/python-{name}:1" for name in names},
+        "claims": [*platform["claims"], *({"claim": claim, "mount": mount} for claim, mount in claims.items())],
+        "scratch": {"mount": "/tmp"},
+        "secrets": {name: value for name, value in platform["secrets"].items() if name.startswith("MLFLOW_")},
+        "environment": {"MLFLOW_EXPERIMENT_NAME": NAMESPACE, "TUNELINE_THREADS": "1"},
+        "network": {},
+        "security": {"run_as_user": USER, "run_as_group": USER, "run_as_non_root": True},
+        "resources": {
+            **dict.fromkeys(("data_curation", "fine_tuning", "evaluation"), stage),
+            "triton_packaging": {**stage, "shared_memory": "256Mi"},
+            "others": {"cpu": "500m", "memory": "2Gi", "scratch": "1Gi"},
+        },
+    }
+    platform["claims"][0].pop("sub_path")
+    (project / "platform.yaml").write_text(yaml.safe_dump(platform))
+
+
+def compile_pipeline(project: Path) -> str:
+    """Compile the project of the volume, which pods mount at /data, with the command of the page."""
+    values = {"data_curation.sources": "[/data/raw.jsonl]", "fine_tuning.base_model": "/data/tiny"}
+    options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    options += ["-c", "customization.yaml", "-p", "platform.yaml", "-o", "pipeline.yaml"]
+    answer("compile", *options, cwd=project)
+    return (project / "pipeline.yaml").read_text(encoding="utf-8")
+
+
+def fill_in_secrets(checkout: Path) -> dict[str, str]:
+    """Fill in the example secrets. Returns the passwords by user, and an API key of the gateway under `key`."""
+    secrets = checkout / "deploy" / "secrets"
+    values = {"admin": "password-of-the-administrator", "pipeline": "password-of-the-pipeline"}
+    for example in secrets.glob("*/*.example"):
+        text = example.read_text().replace("admin-password=replace-me", f"admin-password={values['admin']}")
+        example.with_suffix("").write_text(text.replace("replace-me", "a-long-random-string"))
+    (secrets / "mlflow" / "mlflow-s3.env").write_text("access-key={}\nsecret-key={}\n".format(*S3_KEYS))
+    (secrets / "team" / "mlflow.env").write_text(f"username=pipeline\npassword={values['pipeline']}\n")
+    (secrets / "team" / "keys.yaml").unlink()
+    created = tuneline("keys", "create", "application", "--keys", "keys.yaml", cwd=secrets / "team")
+    return {**values, "key": created.stdout.strip()}
+
+
+@pytest.fixture(scope="module")
+def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """An empty cluster with the prerequisites of the page, and the site's copy of deploy/."""
+    folder = tmp_path_factory.mktemp("installation")
+    for part in ("deploy", "mlflow"):
+        shutil.copytree(ROOT / part, folder / "checkout" / part, symlinks=True)
+    owners = {"data": USER, "corpus": USER, "data-postgresql-0": DATABASE_USER, "mlflow-backup": USER}
+    for name, owner in owners.items():
+        (folder / "volumes" / name).mkdir(parents=True)
+        shutil.chown(folder / "volumes" / name, owner, owner)
+    claims = {**PYTHON_FOLDERS, "environments": str(folder / "environments")}
+    adapt_overlay(folder / "checkout", folder / "volumes", claims)
+    cluster.start_controllers("kueue")
+    capacity = json.dumps({"status": {"capacity": {"nvidia.com/gpu": "8"}}})
+    cluster.kubectl("patch", "node", "tuneline-node", "--subresource=status", "--type=merge", "-p", capacity)
+    mounts = ["/data", "/corpus", *claims.values()]
+    add_images(cluster, folder, mounts)
+    add_server_images(cluster, folder, mounts)
+    make_accessible(folder)
+    start_s3(cluster)
+    return Site(cluster, folder / "checkout", folder / "volumes", claims)
+
+
+@pytest.fixture(scope="module")
+def passwords(site: Site) -> dict[str, str]:
+    """Run the commands of the page up to the installed servers and MLflow's users. Returns the passwords and the API key."""
+    labels = [line for line in read_commands("Check the prerequisites") if line.startswith("kubectl label node")]
+    for command in labels:
+        site.run(command.replace("NODE", "tuneline-node", 1))
+    values = fill_in_secrets(site.checkout)
+    certificate = re.findall(
+        r"^openssl .*|^kubectl -n mlflow create secret generic postgresql-tls .*", README, re.MULTILINE
+    )
+    for command in [*read_commands("Create the secrets"), *certificate]:
+        site.run(command)
+    commands = read_commands("Apply and verify")
+    start, end = (
+        next(i for i, line in enumerate(commands) if line.startswith(text)) for text in ("export", "kubectl apply -f")
+    )
+    for command in commands[:start]:
+        site.run(command)
+    (site.checkout / "netrc").write_text(f"machine localhost login admin password {values['admin']}\n")
+    users = "\n".join(commands[start:end]).replace("-u admin", f"-u admin:{values['admin']}")
+    users = users.replace("tuneline-demo", MODEL).replace('"..."', f'"{values["pipeline"]}"')
+    owner = next(line for line in users.splitlines() if line.startswith("curl")).replace("pipeline", "owner")
+    with port_forward(site):
+        site.run(
+            users.replace("sh mlflow/grant.sh", f"{owner}\nsh mlflow/grant.sh", 1), NETRC=str(site.checkout / "netrc")
+        )
+    return values
+
+
+@contextmanager
+def port_forward(site: Site) -> Iterator[None]:
+    """Forward MLflow's port, with the command in a comment of the page."""
+    command = ["-n", "mlflow", "port-forward", "service/mlflow", "5000"]
+    assert " ".join(command) in PAGE.read_text(encoding="utf-8")
+    kubeconfig = f"--kubeconfig={site.cluster.folder / 'admin.kubeconfig'}"
+    with subprocess.Popen([find_kubectl(), kubeconfig, *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def test_page_leads_from_an_empty_cluster_to_a_served_model(site: Site, passwords: dict[str, str]) -> None:
+    """The steps of the pipeline register and promote the model in MLflow; the watcher of Triton's pod serves it."""
+    assert "Bound" in site.run("kubectl -n team-a get persistentvolumeclaims")
+    project = write_project(site.volumes / "data")
+    write_platform(site.checkout, site.claims, project)
+    pods = PipelinePods(site.cluster, compile_pipeline(project), project, "/data")
+    subprocess.run(["chown", "-R", f"{USER}:{USER}", project], check=True)
+    outputs, steps = pods.run(project / "steps")
+    assert steps == STEPS
+    assert outputs["verdict"] == "accepted"
+    site.run("kubectl -n team-a rollout status deployment/triton")
+    site.run("kubectl create namespace my-application")
+    label, request = read_commands("Query the model")[1:]
+    site.run(label)
+    site.cluster.kubectl("apply", "-f", "-", text=json.dumps(build_client()))
+    site.run("kubectl -n my-application wait --for=condition=Ready pod/client")
+    in_pod = f"kubectl -n my-application exec client -- env KEY={passwords['key']} sh -c {shlex.quote(request)}"
+    answered = json.loads(site.run(in_pod))
+    assert answered["model"] == "tuneline"
+    assert answered["choices"][0]["message"]["role"] == "assistant"
+    refused = site.run(in_pod.replace(passwords["key"], "wrong"))
+    assert "choices" not in refused
+
+
+def build_client() -> Json:
+    """Return a pod with curl."""
+    mount = {"name": "usr", "mountPath": "/usr"}
+    container = {"name": "client", "image": "registry.example/tuneline/python-curation:1", "command": ["sleep", "600"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "client", "namespace": "my-application"},
+        "spec": {
+            "containers": [{**container, "volumeMounts": [mount]}],
+            "volumes": [{"name": "usr", "hostPath": {"path": "/usr"}}],
+        },
+    }
