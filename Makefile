@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check setup run flywheel test test-all test-cluster test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
+.PHONY: images images-check setup run flywheel test test-all test-cluster test-installation test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -46,7 +46,10 @@ $(VENV)/.engines: $(VENV)/.ready
 CLUSTER_KIT ?= $(wildcard ../shared/cluster)
 export TUNELINE_CLUSTER_KIT = $(abspath $(CLUSTER_KIT))
 test-cluster: $(VENV)/.engines ## Run the tests in pods of a real single-node Kubernetes cluster (root; CLUSTER_KIT=folder of the kit; 20 minutes)
-	@$(PYTEST) -n 0 -m cluster tests/engines $(ARGS)
+	@$(PYTEST) -n 0 -m cluster tests/engines --ignore=tests/engines/test_installation.py $(ARGS)
+
+test-installation: $(VENV)/.engines ## Follow docs/how-to/install.md on such a cluster, up to a served model (root; 10 minutes)
+	@$(PYTEST) -n 0 -m cluster tests/engines/test_installation.py $(ARGS)
 
 # Folder with the program nfs-lab, which starts an NFS server and two clients on this machine (tests/engines/test_nfs.py).
 NFS_KIT ?= $(wildcard ../shared/nfs-lab)
