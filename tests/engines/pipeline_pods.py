@@ -32,7 +32,7 @@ POLL_INTERVAL_SECONDS = 0.5
 TIMEOUT_SECONDS = 400  # of a busy machine
 STEPS = [
     "check-the-platform", "resolve", "data-curation", "data-versioning", "fine-tuning", "evaluation", "triton-packaging",
-    "registration", "promotion", "report",
+    "registration", "promotion", "report", "finish",
 ]  # fmt: skip
 
 

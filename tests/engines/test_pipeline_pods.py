@@ -1,6 +1,6 @@
 """The whole pipeline as pods of a real cluster, to the digests of a run on this machine.
 
-In the `stress` tier because a cluster starts and 22 steps run in pods.
+In the `stress` tier because a cluster starts and 24 steps run in pods.
 """
 
 from __future__ import annotations
@@ -175,7 +175,12 @@ def test_failed_step_ends_the_run_with_its_exit_code_and_message(team: PipelineP
     assert refusal.startswith("check-the-platform ended with 1:\n")
     assert "variable HF_TOKEN: begins or ends with a space or a line break" in refusal
     assert TOKEN not in refusal
-    assert [(step, pod["status"]["phase"]) for step, pod in team.ended.items()] == [("check-the-platform", "Failed")]
+    phases = {step: pod["status"]["phase"] for step, pod in team.ended.items()}
+    assert phases == {"check-the-platform": "Failed", "finish": "Succeeded"}
+    page = (team.volume / "failed" / "finish" / "page").read_text(encoding="utf-8")
+    assert "Check the platform: failed" in page
+    assert "variable HF_TOKEN: begins or ends with a space or a line break" in page
+    assert TOKEN not in page
 
 
 def test_second_run_takes_every_artifact_from_the_store(first_run: FirstRun, team: PipelinePods) -> None:
