@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import time
+import uuid
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from tests.pipelines.test_pods import NAMES
 
 Json = dict[str, Any]
 ACCOUNT = "tuneline"  # run.service_account in platform.yaml
-RUN_ID = "d2f3c1f0-8f4e-4b53-9f61-0b7d3c3a6a01"
 POLL_INTERVAL_SECONDS = 0.5
 TIMEOUT_SECONDS = 400  # of a busy machine
 STEPS = [
@@ -56,9 +56,9 @@ class PipelinePods:
 
     def build_pods(self) -> dict[str, Json]:
         """Return the pods with the account and the label of a run, and with a read-only root."""
-        pods = kubeflow_pods.build_pods(self.compiled)
+        pods, run_id = kubeflow_pods.build_pods(self.compiled), str(uuid.uuid4())
         for pod in pods.values():
-            pod["metadata"].setdefault("labels", {})["pipeline/runid"] = RUN_ID
+            pod["metadata"].setdefault("labels", {})["pipeline/runid"] = run_id
             pod["spec"]["serviceAccountName"] = ACCOUNT
             pod["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"] = True
         return pods
