@@ -111,10 +111,11 @@ class TrainingEvents:
         self.on_wrapped()
         self.alarms = list_alarms(state.log_history, self.config)
         # All processes save in the folder that the first one creates.
-        is_first = trainer.is_world_process_zero()
-        [trainer.saving_folder] = broadcast_object_list(
-            [checkpoints.create_saving_folder(self.folder) if is_first else None]
-        )
+        saving_folder = None
+        if trainer.is_world_process_zero():
+            self.verify_lock()  # loading the model takes minutes, in which another training may have taken over
+            saving_folder = checkpoints.create_saving_folder(self.folder)
+        [trainer.saving_folder] = broadcast_object_list([saving_folder])
         trainer.order.set_epoch(int(state.epoch or 0))  # transformers skips this with several processes
         checkpoint = self.folder / f"checkpoint-{state.global_step}"
         if state.global_step and (checkpoint / checkpoints.TRAINABLE_FILENAME).exists():
@@ -189,6 +190,7 @@ class TrainingEvents:
         if self.trainer.is_world_process_zero():
             self.reporter.metrics(values, state.global_step)
             line = {"step": state.global_step, "time": time.time(), **values}
+            self.verify_lock()
             with (self.folder / LOG_FILENAME).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             self._write_scalars(values, state.global_step)
@@ -225,6 +227,7 @@ class TrainingEvents:
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.config.sample_prompts and self.trainer.is_world_process_zero():
+            self.verify_lock()
             with self.trainer.accelerator.autocast():
                 sample_answers.log_answers(
                     self.folder / sample_answers.SAMPLES_FILENAME,
@@ -245,8 +248,8 @@ class TrainingEvents:
             # The trainer saves whole models and ZeRO-3's shards, but not every trained tensor of other adapters.
             if not self.config.adaptation_spec.trains_all_weights and self.config.strategy != "zero3":
                 checkpoints.save_trainable(trainer.model, checkpoint)
+            checkpoints.publish(checkpoint, self.folder, self.verify_lock)
             self.verify_lock()
-            checkpoints.publish(checkpoint, self.folder)
             checkpoints.rotate(self.folder, self.config.keep_checkpoints)
         trainer.accelerator.wait_for_everyone()
 

@@ -39,17 +39,19 @@ def create_saving_folder(folder: Path) -> Path:
     for abandoned in folder.glob(f"{SAVING_PREFIX}.*"):
         shutil.rmtree(abandoned, ignore_errors=True)
     saving = folder / f"{SAVING_PREFIX}.{job_folders.create_owner_tag()}"
-    saving.mkdir()
+    saving.mkdir(exist_ok=True)  # NFS repeats a call whose answer was lost
     return saving
 
 
-def publish(saved: Path, folder: Path) -> None:
+def publish(saved: Path, folder: Path, verify_lock: Callable[[], None]) -> None:
     """Mark a saved checkpoint as complete, and move it to the folder of checkpoints.
 
     Raises:
+        BusyError: another training run has taken over the folder.
         OSError: the checkpoint cannot be moved; another training run has removed it.
     """
     mark_complete(saved)
+    verify_lock()  # after the marker, because the digests of a large checkpoint take minutes
     aside = saved.parent / "replaced"  # a checkpoint of this step that the training run did not resume from
     job_folders.move_into_place(saved, folder / saved.name, lambda: None, aside)
     shutil.rmtree(aside, ignore_errors=True)

@@ -223,9 +223,11 @@ def _train(
     # On preemption or requeue, the current step is finished and saved.
     with process_control.handle_stop_signals(stop, announcement if trainer.is_world_process_zero() else ""):
         try:
+            verify_lock()
             _run_trainer(trainer, checkpoint, config, splits)
-        except Exception:
-            verify_lock()  # a successor removes the files that this training run saves
+        except Exception as error:
+            if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+                verify_lock()  # a successor removes the files that this training run saves
             raise
     if not _is_finished(vars(trainer.state), config):
         _check_interruption(events, stop, trainer.state.global_step)

@@ -208,8 +208,7 @@ def write_checkpoints(folder: Path) -> str:
             except OSError:
                 verify()
                 raise
-            verify()
-            checkpoints.publish(saving / f"checkpoint-{step}", folder)
+            checkpoints.publish(saving / f"checkpoint-{step}", folder, verify)
             if (folder / "stop").exists():
                 return "stopped"
     raise AssertionError

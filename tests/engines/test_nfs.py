@@ -119,7 +119,7 @@ def test_state_of_a_run_is_read_while_another_host_replaces_it(machines: Machine
         written = pool.submit(machines.repeat, "b", "write_run", 20, folders)
         machines.wait_for_files([f"{folder}/ready" for folder in folders])
         read = pool.submit(machines.repeat, "c", "read_run", 20, folders)
-    assert all(counts["written"] > 20 for counts in written.result().values())
+    assert all(counts["written"] > 0 for counts in written.result().values())
     assert collect_results([read.result()]) == {folder: {"whole"} for folder in folders}
 
 

@@ -168,9 +168,11 @@ def test_process_of_a_step_has_the_limits_and_the_secret(team: PipelinePods, tmp
 
 def test_failed_step_ends_the_run_with_its_exit_code_and_message(team: PipelinePods) -> None:
     set_token(team, f"{TOKEN}\n")
-    with pytest.raises(AssertionError) as raised:
-        team.run(team.volume / "failed")
-    set_token(team, TOKEN)
+    try:
+        with pytest.raises(AssertionError) as raised:
+            team.run(team.volume / "failed")
+    finally:
+        set_token(team, TOKEN)
     refusal = str(raised.value)
     assert refusal.startswith("check-the-platform ended with 1:\n")
     assert "variable HF_TOKEN: begins or ends with a space or a line break" in refusal

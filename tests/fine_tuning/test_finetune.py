@@ -207,14 +207,16 @@ def test_checkpoint_without_valid_marker_is_incomplete(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_out_of_reach_of_a_run_that_lost_its_lock(tmp_path: Path) -> None:
-    late, successor = (checkpoints.create_saving_folder(tmp_path) / "checkpoint-2" for _ in range(2))
+    late = checkpoints.create_saving_folder(tmp_path) / "checkpoint-2"
+    late.mkdir()
+    (late / "weights").write_text("late")
+    successor = checkpoints.create_saving_folder(tmp_path) / "checkpoint-2"
+    assert [path.name for path in tmp_path.iterdir()] == [successor.parent.name]
     successor.mkdir()
     (successor / "weights").write_text("successor")
-    checkpoints.publish(successor, tmp_path)
+    checkpoints.publish(successor, tmp_path, lambda: None)
     with pytest.raises(FileNotFoundError):
-        (late / "weights").write_text("late")
-    with pytest.raises(FileNotFoundError):
-        checkpoints.publish(late, tmp_path)
+        checkpoints.publish(late, tmp_path, lambda: None)
     assert checkpoints.is_complete(tmp_path / "checkpoint-2")
     assert (tmp_path / "checkpoint-2" / "weights").read_text() == "successor"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,8 @@ def test_interrupted_dpo_of_an_initial_adapter_resumes(
     whole = tune(trained.base.path, trained.pairs, tmp_path / "whole", **options)
     publish = callbacks.checkpoints.publish
 
-    def interrupt(checkpoint: Path, folder: Path) -> None:
-        publish(checkpoint, folder)
+    def interrupt(checkpoint: Path, folder: Path, verify_lock: Callable[[], None]) -> None:
+        publish(checkpoint, folder, verify_lock)
         if checkpoint.name == "checkpoint-2":
             raise KeyboardInterrupt
 
