@@ -482,7 +482,8 @@ class SweepConfig(Section):
         {},
         description="Keys of this section and the values to try, such as "
         "{learning_rate: [1e-4, 3e-4], lora.rank: [8, 16]}. Every combination is trained; "
-        f"at most {MAX_RECIPES} are allowed. Empty: no sweep.",
+        f"at most {MAX_RECIPES} are allowed. Not allowed: {', '.join(LOSS_DEFINING_KEYS)}, which change the definition of "
+        "the validation loss, and micro_batch_size with kto and orpo. Empty: no sweep.",
     )
     parallel: int = Field(
         2,
