@@ -376,9 +376,8 @@ def test_auxiliary_pods_share_volume_user_and_settings_of_the_steps(overlay: str
     variables = {variable["name"]: variable["value"] for variable in step["env"] if "value" in variable}
     environment = select_kind(manifests, "ConfigMap", team)["tuneline-place"]["data"]
     assert environment == {key: variables[key] for key in environment}
-    assert environment.keys() >= {key for key in variables if key.startswith(("TUNELINE_", "MLFLOW_"))} - {
-        "TUNELINE_MLFLOW_UI"
-    }
+    own = {"TUNELINE_MLFLOW_UI", "TUNELINE_STEP"}  # for links and records of the pipeline's steps
+    assert environment.keys() >= {key for key in variables if key.startswith(("TUNELINE_", "MLFLOW_"))} - own
     for pod in (pod for pod in iterate_pods(manifests) if pod["metadata"]["namespace"] == team):
         volumes = [
             v["name"]
