@@ -334,7 +334,8 @@ def test_mlflow_file_error_is_reported_without_the_password(
 @pytest.mark.long
 def test_step_runs_first_uncached_and_only_with_a_platform() -> None:
     pipeline = next(yaml.safe_load_all(compilation.compile_pipeline(Customization(), Platform())))
-    tasks = pipeline["root"]["dag"]["tasks"]
+    group = pipeline["root"]["dag"]["tasks"]["exit-handler-1"]["componentRef"]["name"]
+    tasks = pipeline["components"][group]["dag"]["tasks"]
     assert tasks["resolve"]["dependentTasks"] == ["check-the-platform"]
     assert "enableCache" not in tasks["check-the-platform"]["cachingOptions"]
     assert "dependentTasks" not in tasks["check-the-platform"]
