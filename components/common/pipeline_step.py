@@ -52,7 +52,6 @@ STAGE_BY_ARTIFACT = {
     "repository": "triton_packaging",
 }
 
-
 MAX_KFP_NAME_CHARACTERS = 200
 
 

@@ -222,13 +222,7 @@ def _train(
     announcement = "saving a checkpoint and stopping after this step"
     # On preemption or requeue, the current step is finished and saved.
     with process_control.handle_stop_signals(stop, announcement if trainer.is_world_process_zero() else ""):
-        try:
-            verify_lock()
-            _run_trainer(trainer, checkpoint, config, splits)
-        except Exception as error:
-            if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
-                verify_lock()  # a successor removes the files that this training run saves
-            raise
+        _run_trainer(trainer, checkpoint, config, splits, verify_lock)
     if not _is_finished(vars(trainer.state), config):
         _check_interruption(events, stop, trainer.state.global_step)
     reporter.step("writing the model")
@@ -520,10 +514,17 @@ def _check_row_isolation(trainer: Trainer, model: PreTrainedModel, config: Recip
             trainer.data_collator.padding_free = False
 
 
-def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: Recipe, splits: TokenizedDataset) -> None:
+def _run_trainer(
+    trainer: Trainer,
+    checkpoint: Path | None,
+    config: Recipe,
+    splits: TokenizedDataset,
+    verify_lock: Callable[[], None],
+) -> None:
     """Train from the checkpoint to the last step, or restore the state of a finished checkpoint."""
     from transformers import TrainerState
 
+    verify_lock()
     log_path = Path(trainer.args.output_dir) / callbacks.LOG_FILENAME
     if checkpoint:
         if _is_finished(checkpoints.read_state(checkpoint), config):
@@ -539,7 +540,12 @@ def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: Recipe, spli
         trainer.accelerator._models.clear()
         trainer.model_wrapped = trainer.model
         trainer.model._is_accelerate_prepared = False
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Exception as error:
+        if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+            verify_lock()  # a successor removes the files that this training run saves
+        raise
 
 
 def _is_finished(state: dict[str, Any], config: Recipe) -> bool:

@@ -1,7 +1,7 @@
 """The end of a Kubeflow run, successful or not: its page and the notifications.
 
-Kubeflow runs this step after success and failure alike, but its state of a run is unreliable: it remains RUNNING if a
-pod did not start, and FAILED after a successful retry. The records of the steps decide therefore.
+The records of the steps decide whether the run succeeded. Kubeflow's state of a run is unreliable: it remains RUNNING if a
+pod did not start, and FAILED after a successful retry.
 """
 
 from __future__ import annotations

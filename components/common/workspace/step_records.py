@@ -8,6 +8,7 @@ other states.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 from contextlib import suppress
@@ -65,16 +66,13 @@ def open_record() -> StepRecord:
 
 def read_records() -> list[dict[str, Any]]:
     """Return the records of this Kubeflow run in the order of their last changes; unreadable ones have that status."""
-    records: dict[Path, dict[str, Any]] = {}
-    changed: dict[Path, float] = {}
+    records: list[tuple[float, dict[str, Any]]] = []
     for path in _get_folder(os.environ.get(RUN_VARIABLE, "none")).glob("*.json"):
-        changed[path] = 0.0
         try:
-            changed[path] = path.stat().st_mtime
-            records[path] = json.loads(filesystem.read_text(path))
+            records.append((path.stat().st_mtime, json.loads(filesystem.read_text(path))))
         except (OSError, ValueError):  # a damaged volume must not prevent the report of the run's end
-            records[path] = {"step": path.stem, "status": "unreadable"}
-    return [records[path] for path in sorted(records, key=changed.__getitem__)]
+            records.append((0.0, {"step": path.stem, "status": "unreadable"}))
+    return [record for _, record in sorted(records, key=operator.itemgetter(0))]
 
 
 def _get_folder(run: str) -> Path:
