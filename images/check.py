@@ -377,10 +377,11 @@ def compiled_step(root: Path, config: dict[str, Any], volume: Path) -> str:
     )
     platform.volume.mount = str(volume)
     found = curation_inputs.list_inputs(wanted, Workdir(volume.parent / "resolve"), SilentReporter())
-    plan = input_resolution.build_plans(wanted, found, "", lambda _: None, None, []).as_json()["data_curation"]
+    plans = input_resolution.build_plans(wanted, found, "", lambda _: None, None, [])
+    parameters = input_resolution.list_parameters(plans.data_curation)
     executor, outputs = step_of(compilation.compile_pipeline(wanted, platform), "data-curation")
     variables = [f"{pair['name']}={pair['value']}" for pair in executor["env"]]
-    given = json.dumps(executor_input(plan, outputs, volume / "step"))
+    given = json.dumps(executor_input(parameters, outputs, volume / "step"))
     arguments = [given if part == "{{$}}" else part for part in executor["args"]]
     confined(root, config, volume, *executor["command"], *arguments, variables=variables)
     told = json.loads((volume / "step" / "executor_output.json").read_text(encoding="utf-8"))
@@ -394,7 +395,7 @@ def step_of(compiled: str, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return container, pipeline["components"][f"comp-{task}"]["outputDefinitions"]["artifacts"]
 
 
-def executor_input(plan: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
+def executor_input(parameters: dict[str, Any], given: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the input that KFP's launcher passes to the step: parameters and output paths (kfp_pipeline_spec: ExecutorInput)."""
     pages = {
         name: {"artifacts": [{"name": name, "type": one["artifactType"], "uri": f"{folder}/{name}", "metadata": {}}]}
@@ -405,7 +406,7 @@ def executor_input(plan: str, given: dict[str, Any], folder: Path) -> dict[str, 
         "artifacts": pages,
         "outputFile": f"{folder}/executor_output.json",
     }
-    return {"inputs": {"parameterValues": {"plan": plan}}, "outputs": outputs}
+    return {"inputs": {"parameterValues": parameters}, "outputs": outputs}
 
 
 def confined(root: Path, config: dict[str, Any], volume: Path, *command: str, variables: Sequence[str] = ()) -> str:

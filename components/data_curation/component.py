@@ -9,12 +9,19 @@ from components.common.runtime.container_images import CURATION_IMAGE
 
 @dsl.component(base_image=CURATION_IMAGE, install_kfp_package=False)
 def data_curation(
-    plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown], curated_dataset: dsl.Output[dsl.Dataset]
+    config: str,
+    inputs: str,
+    seed: int,
+    report: dsl.Output[dsl.HTML],
+    links: dsl.Output[dsl.Markdown],
+    curated_dataset: dsl.Output[dsl.Dataset],
 ) -> NamedTuple("Outputs", [("dataset", str)]):
     """Clean, deduplicate and split raw text.
 
     Args:
-        plan: Sources, evaluation sets, earlier revisions and scoring inputs with digests, configuration, seed and code digest, as JSON.
+        config: The section data_curation of the customization, as JSON.
+        inputs: Sources, evaluation sets, earlier revisions and scoring inputs with digests, and the code digest, as JSON.
+        seed: Seed of the split.
         report: Curation report.
         links: Links to the run and its artifacts.
         curated_dataset: Manifest of the dataset artifact; its digest and address are the metadata.
@@ -28,9 +35,9 @@ def data_curation(
     from components.data_curation.config import DataCurationConfig
     from components.data_curation.stage import EarlierRevision, ScoringInputs, Source, curate, load_extracts
 
-    p = json.loads(plan)
+    p = {"config": json.loads(config), "seed": seed, **json.loads(inputs)}
     execution = p.pop("where")  # settings that do not affect the result
-    sources, benchmarks, config = (
+    sources, benchmarks, settings = (
         [Source(**s) for s in p["sources"]],
         [Source(**s) for s in p["benchmarks"]],
         DataCurationConfig(**p["config"], **execution),
@@ -41,8 +48,8 @@ def data_curation(
         lambda out, s: curate(
             load_extracts(sources, s.load_artifact),
             out,
-            config,
-            seed=p["seed"],
+            settings,
+            seed=seed,
             reporter=s.reporter,
             benchmarks=benchmarks,
             earlier=[EarlierRevision(tag, s.load_artifact(sha256, "dataset")) for tag, sha256 in p["earlier"]],

@@ -9,7 +9,7 @@ from components.common.runtime.container_images import CURATION_IMAGE
 
 @dsl.component(base_image=CURATION_IMAGE, install_kfp_package=False)
 def data_versioning(
-    plan: str,
+    config: str,
     dataset: str,
     links: dsl.Output[dsl.Markdown],
     curated_dataset: dsl.Input[dsl.Dataset] = None,
@@ -17,7 +17,7 @@ def data_versioning(
     """Publish a dataset as a DVC revision.
 
     Args:
-        plan: Configuration and code digest, as JSON.
+        config: The section data_versioning of the customization, as JSON.
         dataset: Digest of the dataset artifact.
         links: Links to the run and its artifacts.
         curated_dataset: The dataset for Kubeflow's lineage; the digest selects the artifact.
@@ -31,11 +31,11 @@ def data_versioning(
     from components.data_versioning.config import DataVersioningConfig
     from components.data_versioning.stage import publish
 
-    p = json.loads(plan)
     with pipeline_step.step_context("data_versioning") as step:
         artifact = step.load_artifact(dataset, "dataset")
-        config = DataVersioningConfig(**p["config"])
-        version = publish(artifact, config, workdir=step.workdir.root, reporter=step.reporter)
+        version = publish(
+            artifact, DataVersioningConfig(**json.loads(config)), workdir=step.workdir.root, reporter=step.reporter
+        )
         step.cached = not version.created
         if step.mlflow_run:
             step.mlflow_run.log_dataset(artifact, name=version.tag, source=version.to_mlflow_source())

@@ -9,7 +9,9 @@ from components.common.runtime.container_images import EVALUATION_IMAGE
 
 @dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
 def evaluation(
-    plan: str,
+    config: str,
+    inputs: str,
+    seed: int,
     model: str,
     dataset: str,
     report: dsl.Output[dsl.HTML],
@@ -22,7 +24,9 @@ def evaluation(
     """Compare a model with its base and the incumbent.
 
     Args:
-        plan: Configuration, incumbent digest, seed and code digest, as JSON.
+        config: The section evaluation of the customization, as JSON.
+        inputs: Digests of the incumbent, the tasks' files and the code, as JSON.
+        seed: Seed of the confidence intervals and of sampled items.
         model: Digest of the model artifact.
         dataset: Digest of the dataset artifact.
         report: Evaluation report.
@@ -45,17 +49,18 @@ def evaluation(
     from components.evaluation.config import EvaluationConfig
     from components.evaluation.stage import evaluate
 
-    p = json.loads(plan)
+    p = {"config": json.loads(config), "seed": seed, **json.loads(inputs)}
+    incumbent = p["incumbent"]
 
     def build(out, s):  # type: ignore[no-untyped-def]
         opened = [
             model_loading.open_model_artifact(s.load_artifact(sha, "model"), s.reporter, accepts_reward_models=True)
-            for sha in (model, p["incumbent"])
+            for sha in (model, incumbent)
             if sha
         ]
         options = {
-            "incumbent": opened[1] if p["incumbent"] else None,
-            "seed": p["seed"],
+            "incumbent": opened[1] if incumbent else None,
+            "seed": seed,
             "state": s.workdir.state,
             "reporter": s.reporter,
         }

@@ -9,7 +9,9 @@ from components.common.runtime.container_images import TRAINING_IMAGE
 
 @dsl.component(base_image=TRAINING_IMAGE, install_kfp_package=False)
 def fine_tuning(
-    plan: str,
+    config: str,
+    inputs: str,
+    seed: int,
     dataset: str,
     version: str,
     report: dsl.Output[dsl.HTML],
@@ -20,7 +22,9 @@ def fine_tuning(
     """Tune the base model on a dataset.
 
     Args:
-        plan: Configuration, base model digest, seed and code digest, as JSON.
+        config: The section fine_tuning of the customization, as JSON.
+        inputs: Digests of the base model and the code, and settings of the machine, as JSON.
+        seed: Seed of the training.
         dataset: Digest of the dataset artifact.
         version: Published revision of the dataset, as JSON.
         report: Training report.
@@ -40,7 +44,7 @@ def fine_tuning(
     from components.fine_tuning.config import recipe_from_plan
     from components.fine_tuning.sweep import tune
 
-    p, uri = json.loads(plan), json.loads(version)["uri"]
+    p, uri = {"config": json.loads(config), "seed": seed, **json.loads(inputs)}, json.loads(version)["uri"]
     where = p.pop("where", {})
     call_metrics = where.pop("tool_call_metrics", [])
     recipe = recipe_from_plan(p["config"], where)
@@ -58,7 +62,7 @@ def fine_tuning(
             artifact,
             output,
             recipe,
-            seed=p["seed"],
+            seed=seed,
             state=step.workdir.state,
             reporter=step.reporter,
             dataset_uri=uri,

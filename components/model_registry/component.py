@@ -9,7 +9,8 @@ from components.common.runtime.container_images import EVALUATION_IMAGE
 
 @dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
 def registration(
-    plan: str,
+    config: str,
+    finetune_key: str,
     version: str,
     dataset: str,
     model: str,
@@ -22,7 +23,8 @@ def registration(
     """Register a model version with the digests of its origin.
 
     Args:
-        plan: Configuration and the recipe's digest, as JSON.
+        config: The section model_registry of the customization, as JSON.
+        finetune_key: Digest of the recipe.
         version: The dataset's revision, as JSON.
         dataset: Digest of the dataset artifact.
         model: Digest of the model artifact.
@@ -44,7 +46,7 @@ def registration(
     from components.model_registry.config import ModelRegistryConfig
     from components.model_registry.stage import register
 
-    p, revision = json.loads(plan), json.loads(version)
+    revision = json.loads(version)
     with pipeline_step.step_context("registration") as step:
         digests = {"dataset": dataset, "model": model, "evaluation": evaluation, "repository": repository}
         artifacts = {kind: step.load_artifact(sha256, kind) for kind, sha256 in digests.items() if sha256}
@@ -52,10 +54,10 @@ def registration(
             artifacts["model"],
             artifacts["evaluation"],
             artifacts.get("repository"),
-            ModelRegistryConfig(**p["config"]),
+            ModelRegistryConfig(**json.loads(config)),
             reporter=step.reporter,
             dataset_version=revision,
-            finetune_key=p["finetune_key"],
+            finetune_key=finetune_key,
             cost=step.describe_cost(*artifacts.values()),
         )
         try:
@@ -69,11 +71,12 @@ def registration(
 
 
 @dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
-def promotion(plan: str, registered: str) -> NamedTuple("Outputs", [("registered", str)]):
+def promotion(config: str, incumbent: str, registered: str) -> NamedTuple("Outputs", [("registered", str)]):
     """Make an accepted and proven model version the champion if the configuration enables `auto_promote`.
 
     Args:
-        plan: Configuration and the incumbent's digest, as JSON.
+        config: The section model_registry of the customization, as JSON.
+        incumbent: Digest of the model that the candidate was compared with; empty for none.
         registered: The registered version, as JSON.
 
     Returns:
@@ -85,16 +88,18 @@ def promotion(plan: str, registered: str) -> NamedTuple("Outputs", [("registered
     from components.model_registry.config import ModelRegistryConfig
     from components.model_registry.stage import auto_promote
 
-    p, version = json.loads(plan), json.loads(registered)
-    config, proof = ModelRegistryConfig(**p["config"]), version["tags"]["tuneline.proof"]
+    version, settings = json.loads(registered), ModelRegistryConfig(**json.loads(config))
+    proof = version["tags"]["tuneline.proof"]
     with pipeline_step.step_context("promotion") as step:
-        if config.auto_promote and proof == "proven":
-            moved = auto_promote(config, version["version"], incumbent_sha256=p["incumbent"], reporter=step.reporter)
+        if settings.auto_promote and proof == "proven":
+            moved = auto_promote(
+                settings, version["version"], incumbent_sha256=incumbent or None, reporter=step.reporter
+            )
             if moved:
                 version["moved"] = moved.model_dump(by_alias=True)
                 step.report_result(**version["moved"])
-        elif config.auto_promote:
+        elif settings.auto_promote:
             step.reporter.note(
-                f"{config.name} version {version['version']} is not promoted, because its package is {proof}"
+                f"{settings.name} version {version['version']} is not promoted, because its package is {proof}"
             )
     return (json.dumps(version),)

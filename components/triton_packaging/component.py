@@ -9,7 +9,9 @@ from components.common.runtime.container_images import SERVING_IMAGE
 
 @dsl.component(base_image=SERVING_IMAGE, install_kfp_package=False)
 def triton_packaging(
-    plan: str,
+    config: str,
+    inputs: str,
+    seed: int,
     model: str,
     report: dsl.Output[dsl.HTML],
     links: dsl.Output[dsl.Markdown],
@@ -19,7 +21,9 @@ def triton_packaging(
     """Make a Triton model repository and prove it in a real server.
 
     Args:
-        plan: Configuration, seed and code digest, as JSON.
+        config: The section triton_packaging of the customization, as JSON.
+        inputs: The code digest, and the reason why a server cannot test the package; null if it can, as JSON.
+        seed: Seed of the generated answers.
         model: Digest of the model artifact.
         report: Packaging report.
         links: Links to the run and its artifacts.
@@ -36,15 +40,15 @@ def triton_packaging(
     from components.triton_packaging.config import TritonPackagingConfig
     from components.triton_packaging.stage import package
 
-    p = json.loads(plan)
+    p = {"config": json.loads(config), "seed": seed, **json.loads(inputs)}
 
     def build(out, s):  # type: ignore[no-untyped-def]
         artifact = s.load_artifact(model, "model")
         opened = model_loading.open_model_artifact(artifact, s.reporter)
-        config, dataset = TritonPackagingConfig(**p["config"]), None
-        if config.quantization != "none" and (trained_on := artifact.manifest.find_input("dataset")):
+        settings, dataset = TritonPackagingConfig(**p["config"]), None
+        if settings.quantization != "none" and (trained_on := artifact.manifest.find_input("dataset")):
             dataset = s.load_artifact(trained_on.content_sha256, "dataset")
-        return package(opened, out, config, seed=p["seed"], reporter=s.reporter, dataset=dataset)
+        return package(opened, out, settings, seed=seed, reporter=s.reporter, dataset=dataset)
 
     made = pipeline_step.produce_artifact("triton_packaging", {"plan": p, "model": model}, build, links.path)
     pipeline_step.copy_report(made, report.path)

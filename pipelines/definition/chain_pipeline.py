@@ -39,12 +39,19 @@ def resolve(
 ) -> NamedTuple(
     "Plans",
     [
+        ("seed", int),
         ("data_curation", str),
+        ("data_curation_inputs", str),
         ("data_versioning", str),
         ("fine_tuning", str),
+        ("fine_tuning_inputs", str),
         ("evaluation", str),
+        ("evaluation_inputs", str),
         ("triton_packaging", str),
+        ("triton_packaging_inputs", str),
         ("model_registry", str),
+        ("finetune_key", str),
+        ("incumbent", str),
     ],
 ):
     """Resolve the inputs of the customization at `position`; the models are digests of earlier customizations' models."""
@@ -56,8 +63,8 @@ def resolve(
     with pipeline_step.step_context("resolve") as s:
         link = run_parameters.parse_chain(configurations)[position]
         config = customization_chain.insert_models(link, tuned_model, reward_model)
-        plans = resolve_plans(config, s.workdir, s.reporter).as_json()
-    return tuple(plans.values())
+        plans = resolve_plans(config, s.workdir, s.reporter)
+    return tuple(plans.as_parameters().values())
 
 
 def build(steps: Sequence[ChainStep]) -> Callable[..., None]:

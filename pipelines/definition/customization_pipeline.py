@@ -66,15 +66,22 @@ def resolve(  # kfp copies this source into the step, so its parameters and outp
 ) -> NamedTuple(
     "Plans",
     [
+        ("seed", int),
         ("data_curation", str),
+        ("data_curation_inputs", str),
         ("data_versioning", str),
         ("fine_tuning", str),
+        ("fine_tuning_inputs", str),
         ("evaluation", str),
+        ("evaluation_inputs", str),
         ("triton_packaging", str),
+        ("triton_packaging_inputs", str),
         ("model_registry", str),
+        ("finetune_key", str),
+        ("incumbent", str),
     ],
 ):
-    """Resolve all inputs and give each stage a plan with their digests. `compiled`: the parameters' defaults."""
+    """Resolve all inputs; return each stage's section of the customization and its inputs. `compiled`: the parameters' defaults."""
     given = dict(locals())
     import json
 
@@ -84,8 +91,8 @@ def resolve(  # kfp copies this source into the step, so its parameters and outp
 
     with pipeline_step.step_context("resolve") as s:
         config = run_parameters.combine_parameters(given, json.loads(compiled), configuration)
-        plans = resolve_plans(config, s.workdir, s.reporter).as_json()
-    return tuple(plans.values())
+        plans = resolve_plans(config, s.workdir, s.reporter)
+    return tuple(plans.as_parameters().values())
 
 
 @dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
@@ -186,25 +193,32 @@ def add_stages(
     def component(function: dsl.base_component.BaseComponent) -> dsl.base_component.BaseComponent:
         return pod_spec.name_component(function, prefix)
 
-    curated = configure(component(data_curation)(plan=plans.outputs["data_curation"]))
+    def planned(stage: str) -> dict[str, Any]:
+        return {
+            "config": plans.outputs[stage],
+            "inputs": plans.outputs[f"{stage}_inputs"],
+            "seed": plans.outputs["seed"],
+        }
+
+    curated = configure(component(data_curation)(**planned("data_curation")))
     dataset, curated_dataset = curated.outputs["dataset"], curated.outputs["curated_dataset"]
     # Versioning checks that the remote still has the revision, which no cache key can express.
     versioned = configure(
         component(data_versioning)(
-            plan=plans.outputs["data_versioning"], dataset=dataset, curated_dataset=curated_dataset
+            config=plans.outputs["data_versioning"], dataset=dataset, curated_dataset=curated_dataset
         ),
         cached=False,
     )
     version = versioned.outputs["version"]
     tuned = configure(
         component(fine_tuning)(
-            plan=plans.outputs["fine_tuning"], dataset=dataset, version=version, curated_dataset=curated_dataset
+            **planned("fine_tuning"), dataset=dataset, version=version, curated_dataset=curated_dataset
         )
     )
     model, tuned_model = tuned.outputs["model"], tuned.outputs["tuned_model"]
     evaluated = configure(
         component(evaluation)(
-            plan=plans.outputs["evaluation"],
+            **planned("evaluation"),
             model=model,
             dataset=dataset,
             curated_dataset=curated_dataset,
@@ -217,27 +231,27 @@ def add_stages(
         "model": model,
         "evaluation": evaluated.outputs["evaluation"],
     }
-    registry, register = plans.outputs["model_registry"], component(registration)
+    registry = plans.outputs["model_registry"]
+    register = partial(component(registration), config=registry, finetune_key=plans.outputs["finetune_key"])
     if can_package:
         group = f"{prefix}-" if prefix else ""
         with dsl.If(evaluated.outputs["packaging"] == "yes", name=f"{group}accepted"):
             packaged = configure(
-                component(triton_packaging)(
-                    plan=plans.outputs["triton_packaging"], model=model, tuned_model=tuned_model
-                )
+                component(triton_packaging)(**planned("triton_packaging"), model=model, tuned_model=tuned_model)
             )
             package = {name: packaged.outputs[name] for name in ("repository", "triton_package")}
-            registered = configure(register(plan=registry, tuned_model=tuned_model, **package, **lineage), cached=False)
+            registered = configure(register(tuned_model=tuned_model, **package, **lineage), cached=False)
             promoted = configure(
-                component(promotion)(plan=registry, registered=registered.outputs["registered"]), cached=False
+                component(promotion)(
+                    config=registry, incumbent=plans.outputs["incumbent"], registered=registered.outputs["registered"]
+                ),
+                cached=False,
             )
         with dsl.Else(name=f"{group}not-packaged"):
-            kept = configure(register(plan=registry, tuned_model=tuned_model, **lineage), cached=False)
+            kept = configure(register(tuned_model=tuned_model, **lineage), cached=False)
         outcome = dsl.OneOf(promoted.outputs["registered"], kept.outputs["registered"])
     else:
-        outcome = configure(register(plan=registry, tuned_model=tuned_model, **lineage), cached=False).outputs[
-            "registered"
-        ]
+        outcome = configure(register(tuned_model=tuned_model, **lineage), cached=False).outputs["registered"]
     reported = configure(component(report)(**lineage, registered=outcome), cached=False)
     return PipelineOutputs(dataset, version, model, lineage["evaluation"], evaluated.outputs["verdict"]), reported
 

@@ -28,25 +28,26 @@ PipelineFunction = Callable[..., str]
 
 @dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
 def plan_one(stage: str, configuration: str, sources: List[str] = [], dataset: str = "") -> NamedTuple(  # noqa: UP006, B006
-    "Plan", [("plan", str), ("versioning", str), ("version", str)]
+    "Plan", [("config", str), ("inputs", str), ("seed", int), ("versioning", str), ("version", str)]
 ):
-    """Resolve one stage's inputs. Return its plan, the plan of data versioning, and the dataset's revision."""
+    """Resolve one stage's inputs. Return its section and inputs, the section of data versioning, and the dataset's revision."""
     import json
 
     from components.common import pipeline_step
     from components.data_curation.reading.source_settings import SourceEntry
     from pipelines.definition import run_parameters
     from pipelines.provenance import lineage
-    from pipelines.steps.input_resolution import plan_stage_as_json
+    from pipelines.steps.input_resolution import plan_stage
 
     with pipeline_step.step_context("plan_one") as s:
         config = run_parameters.parse_customization(configuration)
         if sources:
             config.data_curation.sources = [SourceEntry.model_validate(source) for source in sources]
         run_parameters.require_absolute_paths(config)
-        plan, versioning = plan_stage_as_json(stage, config, s.workdir, s.reporter)
+        given = plan_stage(stage, config, s.workdir, s.reporter)
         published = lineage.find_revision_uri(dataset, config.data_versioning, s.workdir) if dataset else ""
-    return (plan, versioning, json.dumps({"uri": published or f"store:{dataset}"}))
+    versioning = config.data_versioning.model_dump_json()
+    return (*given.values(), versioning, json.dumps({"uri": published or f"store:{dataset}"}))
 
 
 def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunction]:
@@ -66,6 +67,9 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
             add_platform_check(task, platform)
             return task
 
+        def select(planned: dict[str, Any]) -> dict[str, Any]:
+            return {name: planned[name] for name in ("config", "inputs", "seed")}
+
         def curate_data(
             sources: List[str] = default_sources,  # noqa: UP006
             configuration: str = default,
@@ -76,9 +80,9 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 sources: Training text: files, globs and folders as pods see them.
                 configuration: Text of a customization.yaml: data_curation, data_versioning, fine_tuning.base_model, seed.
             """
-            plans = resolve_inputs(sources=sources, configuration=configuration)
-            dataset = configure(data_curation(plan=plans.outputs["plan"])).outputs["dataset"]
-            configure(data_versioning(plan=plans.outputs["versioning"], dataset=dataset), cached=False)
+            planned = resolve_inputs(sources=sources, configuration=configuration).outputs
+            dataset = configure(data_curation(**select(planned))).outputs["dataset"]
+            configure(data_versioning(config=planned["versioning"], dataset=dataset), cached=False)
             return dataset  # type: ignore[no-any-return] # kfp's outputs are untyped
 
         def tune_model(dataset: str, configuration: str = default) -> str:
@@ -88,8 +92,8 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 dataset: Digest of the dataset, as data curation returns it.
                 configuration: Text of a customization.yaml: fine_tuning, seed.
             """
-            plans = resolve_inputs(configuration=configuration, dataset=dataset).outputs
-            tuned = configure(fine_tuning(plan=plans["plan"], dataset=dataset, version=plans["version"]))
+            planned = resolve_inputs(configuration=configuration, dataset=dataset).outputs
+            tuned = configure(fine_tuning(**select(planned), dataset=dataset, version=planned["version"]))
             return tuned.outputs["model"]  # type: ignore[no-any-return]
 
         def evaluate_model(model: str, dataset: str, configuration: str = default) -> str:
@@ -100,8 +104,8 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 dataset: Digest of the dataset whose test split is evaluated.
                 configuration: Text of a customization.yaml: evaluation, fine_tuning, model_registry.name, seed.
             """
-            plan = resolve_inputs(configuration=configuration).outputs["plan"]
-            return configure(evaluation(plan=plan, model=model, dataset=dataset)).outputs["evaluation"]  # type: ignore[no-any-return]
+            planned = select(resolve_inputs(configuration=configuration).outputs)
+            return configure(evaluation(**planned, model=model, dataset=dataset)).outputs["evaluation"]  # type: ignore[no-any-return]
 
         def package_model(model: str, configuration: str = default) -> str:
             """Build a Triton repository from a model of the store, and test it in a Triton server.
@@ -110,8 +114,8 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 model: Digest of the model, as fine-tuning returns it.
                 configuration: Text of a customization.yaml: triton_packaging, seed.
             """
-            plan = resolve_inputs(configuration=configuration).outputs["plan"]
-            return configure(triton_packaging(plan=plan, model=model)).outputs["repository"]  # type: ignore[no-any-return]
+            planned = select(resolve_inputs(configuration=configuration).outputs)
+            return configure(triton_packaging(**planned, model=model)).outputs["repository"]  # type: ignore[no-any-return]
 
         functions: dict[str, PipelineFunction] = {
             "data_curation": curate_data,

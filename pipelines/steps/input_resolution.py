@@ -16,6 +16,7 @@ from components.common.artifacts.artifact_folder import REWARD_MODEL
 from components.common.launch import launcher_settings
 from components.common.models import compute_devices, model_loading
 from components.common.models.model_loading import ModelOutline
+from components.common.pipeline_step import STAGE_BY_ARTIFACT
 from components.common.runtime import mounts
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
@@ -53,9 +54,29 @@ class StagePlans:
     triton_packaging: Plan
     model_registry: Plan
 
-    def as_json(self) -> dict[str, str]:
-        """Return the plans as canonical JSON by stage, so that equal plans give equal parameters."""
-        return {stage: hashing.canonical_json(plan).decode() for stage, plan in asdict(self).items()}
+    def as_parameters(self) -> dict[str, Any]:
+        """Return the outputs of the step `resolve`, in order: the parameters of the later steps."""
+        parameters: dict[str, Any] = {"seed": self.fine_tuning["seed"]}
+        for stage, plan in asdict(self).items():
+            given = list_parameters(plan)
+            parameters[stage] = given["config"]
+            if stage in STAGE_BY_ARTIFACT.values():  # the other stages are never cached
+                parameters[f"{stage}_inputs"] = given["inputs"]
+        registry = self.model_registry
+        return parameters | {"finetune_key": registry["finetune_key"], "incumbent": registry["incumbent"] or ""}
+
+
+def list_parameters(plan: Plan) -> dict[str, Any]:
+    """Return a plan as parameters of the stage's component: `config`, `inputs` and `seed`.
+
+    The first two are canonical JSON, so that equal plans give equal parameters. A parameter of the type STRUCT would change them:
+    it has no integers, and kfp.local accepts no null.
+    """
+    inputs = {name: value for name, value in plan.items() if name not in ("config", "seed")}
+    texts = {
+        name: hashing.canonical_json(value).decode() for name, value in (("config", plan["config"]), ("inputs", inputs))
+    }
+    return {**texts, "seed": plan["seed"]}
 
 
 def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -> StagePlans:
@@ -298,10 +319,10 @@ def build_packaging_plan(config: Customization, unproven_reason: str | None) -> 
     return {**_build_plan("triton_packaging", config), "unproven": unproven_reason}
 
 
-def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, reporter: Reporter) -> tuple[str, str]:
-    """Return the plan of a stage that runs alone and the data versioning plan, as canonical JSON.
+def plan_stage(stage: str, config: Customization, workdir: Workdir, reporter: Reporter) -> dict[str, Any]:
+    """Return the parameters of the component of a stage that runs alone.
 
-    The plan equals the stage's plan in a whole run, but only the stage's own inputs are resolved. The evaluation plan
+    They equal those of the stage in a whole run, but only the stage's own inputs are resolved. An evaluation
     compares with the champion.
 
     Args:
@@ -327,8 +348,7 @@ def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, repo
         else:
             workloads = _check_tasks_with(base, config, reporter)
             plan = build_evaluation_plan(config, _fetch_incumbent(config, workdir, "", reporter), workloads)
-    versioning = _build_plan("data_versioning", config)
-    return hashing.canonical_json(plan).decode(), hashing.canonical_json(versioning).decode()
+    return list_parameters(plan)
 
 
 def get_unproven_reason(config: Customization) -> str | None:

@@ -12,9 +12,12 @@ import yaml
 
 from components.common.models.adaptations import ADAPTATIONS
 from components.common.runtime.errors import ConfigurationError
+from components.data_curation.stage import ScoringInputs
 from pipelines.config import config_templates
 from pipelines.config.customization_config import Customization, load_customization
-from pipelines.definition import run_parameters
+from pipelines.definition import chain_pipeline, customization_pipeline, run_parameters
+from pipelines.steps import input_resolution
+from pipelines.steps.curation_inputs import CurationInputs
 
 DEFAULTS = run_parameters.default_parameters(Customization())
 
@@ -194,3 +197,15 @@ def test_resolve_step_refuses_conflicting_values(tmp_path: Path, monkeypatch: py
         "configuration",
     )
     assert last["error"]["message"].startswith("fine_tuning.max_steps is set twice: the parameter max_steps is 7")
+
+
+def test_parameters_of_the_stages_are_the_outputs_of_the_step_resolve() -> None:
+    """The steps return their outputs by position."""
+    inputs = CurationInputs([], [], [], "", "", ScoringInputs())
+    plans = input_resolution.build_plans(load_customization(None), inputs, "0a", lambda _: None, None, [])
+    parameters = plans.as_parameters()
+    for step in (customization_pipeline.resolve, chain_pipeline.resolve):
+        assert list(step.component_spec.outputs) == list(parameters)
+    section = json.loads(parameters["fine_tuning"])
+    assert (section["adaptation"], parameters["seed"], parameters["incumbent"]) == ("lora", 42, "")
+    assert json.loads(parameters["fine_tuning_inputs"])["base_sha256"] == "0a"

@@ -148,14 +148,11 @@ def test_parallelism_is_not_part_of_the_cache_key(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pipeline_step, "describe_to_kfp", lambda *_: None)
     monkeypatch.setattr(model_loading, "resolve_base_model", lambda *_: None)
     monkeypatch.setattr(sweep, "tune", lambda dataset, out, config, **_: config.sweep.parallel)
-    output = SimpleNamespace(path=str(tmp_path / "report"))
-    plan_texts = [json.dumps(plan) for plan in plans]
+    outputs = dict.fromkeys(("report", "links", "tuned_model"), SimpleNamespace(path=str(tmp_path / "report")))
     version = json.dumps({"uri": "git+file:///there@a"})
     parallelism = [
-        fine_tuning.python_func(
-            plan=text, dataset="d", version=version, report=output, links=output, tuned_model=output
-        )
-        for text in plan_texts
+        fine_tuning.python_func(**input_resolution.list_parameters(plan), dataset="d", version=version, **outputs)
+        for plan in plans
     ]
     assert parallelism == [(1,), (3,)]
     assert (
@@ -173,12 +170,10 @@ def test_invalid_tools_end_the_fine_tuning_before_the_training(monkeypatch: pyte
     step = SimpleNamespace(load_artifact=lambda *_: dataset)
     monkeypatch.setattr(pipeline_step, "produce_artifact", lambda _, __, build, ___: build(tmp_path, step))
     config = load_customization(None, ["evaluation.tasks=[{kind: tool_calls}]"])
-    plan = json.dumps(input_resolution.build_fine_tuning_plan(config, "0a"))
-    output = SimpleNamespace(path=str(tmp_path / "report"))
+    given = input_resolution.list_parameters(input_resolution.build_fine_tuning_plan(config, "0a"))
+    outputs = dict.fromkeys(("report", "links", "tuned_model"), SimpleNamespace(path=str(tmp_path / "report")))
     with pytest.raises(InputError, match=r"test\.parquet: row a1 of log: the row has the expected call "):
-        fine_tuning.python_func(
-            plan=plan, dataset="d", version='{"uri": "there@a"}', report=output, links=output, tuned_model=output
-        )
+        fine_tuning.python_func(**given, dataset="d", version='{"uri": "there@a"}', **outputs)
 
 
 def test_missing_vllm_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

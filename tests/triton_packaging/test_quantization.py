@@ -357,8 +357,15 @@ def test_step_measures_the_dataset_on_which_the_model_was_trained(
     )
     config = TritonPackagingConfig(quantization="int8", quantization_margin=0.05, prove=False)
     path = SimpleNamespace(path=str(tmp_path / "report.html"), uri="", metadata={})
-    plan = json.dumps({"config": config.model_dump(mode="json"), "seed": 1})
-    triton_packaging.python_func(plan=plan, model=model.sha256, report=path, links=path, triton_package=path)
+    triton_packaging.python_func(
+        config=config.model_dump_json(),
+        inputs="{}",
+        seed=1,
+        model=model.sha256,
+        report=path,
+        links=path,
+        triton_package=path,
+    )
     manifest = artifact_folder.read_manifest(tmp_path / "out")
     assert manifest.find_input("dataset").content_sha256 == dataset.sha256  # type: ignore[union-attr]
 
