@@ -245,8 +245,7 @@ class TrainingEvents:
         checkpoint = trainer.saving_folder / f"checkpoint-{state.global_step}"
         trainer.accelerator.wait_for_everyone()  # each process writes its random state
         if self.trainer.is_world_process_zero():
-            # The trainer saves whole models and ZeRO-3's shards, but not every trained tensor of other adapters.
-            if not self.config.adaptation_spec.trains_all_weights and self.config.strategy != "zero3":
+            if self.config.strategy != "zero3" and not self.config.has_sharded_checkpoints:
                 checkpoints.save_trainable(trainer.model, checkpoint)
             checkpoints.publish(checkpoint, self.folder, self.verify_lock)
             self.verify_lock()

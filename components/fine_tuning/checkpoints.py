@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.runtime import filesystem
+from components.common.runtime.counts import format_count
+from components.common.runtime.errors import ArtifactDamagedError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 MARKER_FILENAME = "complete.json"
-# Every trained tensor. PEFT's adapter file lacks the network that generates p-tuning's virtual tokens.
+# Every trained tensor under its parameter's name. PEFT's adapter file lacks the network that generates p-tuning's virtual
+# tokens, and transformers saves fused experts under other names, which its resume ignores.
 TRAINABLE_FILENAME = "trainable.safetensors"
 STATE_FILENAME = "trainer_state.json"
 SAVING_PREFIX = "saving"  # saving.<owner tag> in the folder of checkpoints: unfinished checkpoints of a training run
@@ -131,25 +134,41 @@ def parse_step(checkpoint: Path) -> int:
 
 
 def save_trainable(model: torch.nn.Module, checkpoint: Path) -> None:
-    """Write every trained tensor in full precision."""
+    """Write every trained tensor in full precision, unless the model's files contain them all under their names."""
+    from safetensors import safe_open
     from safetensors.torch import save_file
 
-    save_file(
-        {name: value.detach().contiguous() for name, value in model.named_parameters() if value.requires_grad},
-        checkpoint / TRAINABLE_FILENAME,
-    )
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    saved: set[str] = set()
+    for path in checkpoint.glob("model*.safetensors"):
+        with safe_open(path, "pt") as file:
+            saved.update(file.keys())
+    if trained.keys() - saved:
+        tensors = {name: value.detach().contiguous() for name, value in trained.items()}
+        save_file(tensors, checkpoint / TRAINABLE_FILENAME)
 
 
 def restore_trainable(model: torch.nn.Module, checkpoint: Path) -> None:
-    """Load a checkpoint's weights into the model: every trained tensor, or the whole model."""
+    """Load a checkpoint's weights into the model: every trained tensor, or the whole model.
+
+    Raises:
+        ArtifactDamagedError: the checkpoint lacks a trained tensor.
+    """
     import torch
     from safetensors.torch import load_file
 
     trainable = checkpoint / TRAINABLE_FILENAME
     paths = [trainable] if trainable.exists() else sorted(checkpoint.glob("model*.safetensors"))
     parameters = dict(model.named_parameters())
+    missing = {name for name, value in parameters.items() if value.requires_grad}
     with torch.no_grad():
         for path in paths:
             for name, value in load_file(path).items():
                 if name in parameters:  # buffers and the second name of a tied weight are not parameters
                     parameters[name].copy_(value)
+                    missing.discard(name)
+    if missing:
+        raise ArtifactDamagedError(
+            f"{checkpoint} lacks {format_count(len(missing), 'trained tensor')}, for example {min(missing)}",
+            hint="delete this checkpoint; the training then resumes from an earlier one",
+        )

@@ -19,6 +19,7 @@ from components.fine_tuning import checkpoints
 from tests.datasets import dataset_of, small_dataset
 from tests.fine_tuning.recipes import REQUIRED_SETTINGS, ROW_KINDS, SHORT_TRAINING
 from tests.fine_tuning.training_processes import TrainingResult, TrainingRunner, draw_kill_points, start_training_runner
+from tests.model_families import FAMILIES, write_model
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.long
@@ -27,6 +28,8 @@ STEPS = 24
 KILLS = 3
 RECIPES: dict[str, dict[str, Any]] = {
     "full": {"adaptation": "full", "learning_rate": 1e-3},
+    # transformers saves fused experts under other names than those of the model's parameters.
+    "full, experts": {"adaptation": "full", "learning_rate": 1e-2, "base_model": "mixtral"},
     "lora": {"adaptation": "lora"},
     "p_tuning": {"adaptation": "p_tuning"},
     "lora, packed": {"adaptation": "lora", "packing": True},
@@ -41,7 +44,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-LONG_TIER = ("full", "lora, packed", "dpo")
+LONG_TIER = ("full", "full, experts", "lora, packed", "dpo")
 
 
 def tiered(*names: str) -> list[Any]:
@@ -95,6 +98,9 @@ def build_job(
         "batch_size": 10,
         **recipe,
     }
+    if config["base_model"] == "mixtral":
+        mixtral = next(family for family in FAMILIES if family.model_type == "mixtral")
+        config["base_model"] = str(write_model(mixtral, folder / "experts"))
     if config.get("objective") == "distill":
         teacher = tiny_model(folder / "teacher", seed=1)
         config["distillation"] = {**config["distillation"], "teacher": str(teacher)}
