@@ -175,7 +175,7 @@ def test_failed_run_ends_with_a_page_about_its_error(
     source.rename(tmp_path / "moved.jsonl")
     try:
         with pytest.raises(AssertionError, match="resolve ended with 2"):
-            kfp_launcher.run(compiled, {}, tmp_path / "steps", image_variables)
+            kfp_launcher.run(compiled, {}, tmp_path / "steps", partial(kfp_launcher.run_process, image_variables))
     finally:
         (tmp_path / "moved.jsonl").rename(source)
     page = (tmp_path / "steps" / "finish" / "page").read_text(encoding="utf-8")
