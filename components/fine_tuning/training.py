@@ -174,6 +174,7 @@ def _train(
     with timer.measure("import"):
         import torch
         import trl  # noqa: F401 - takes most of the startup time
+        from accelerate.utils import broadcast_object_list
     splits = token_cache.open_tokens(Path(job.tokens))
     if config.objective_spec.precomputes_reference:  # TRL writes files next to the rows, which other jobs share
         splits = token_cache.link_tokens(splits, state / token_cache.CACHE_FOLDER)
@@ -195,10 +196,14 @@ def _train(
         tokenizer = tokenizer or model_loading.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with timer.measure("prepare"):
-        # ZeRO-3 cannot restore a checkpoint of the last step: it shards the model when the training starts.
-        checkpoint = checkpoints.find_newest(
-            state, reporter, lambda saved: config.strategy != "zero3" or not _is_finished(saved, config)
-        )
+        checkpoint = None
+        if arguments.process_index == 0:
+            # ZeRO-3 cannot restore a checkpoint of the last step: it shards the model when the training starts.
+            checkpoint = checkpoints.find_newest(
+                state, reporter, lambda saved: config.strategy != "zero3" or not _is_finished(saved, config)
+            )
+        # Another host may still see an older state of the folder, because NFS caches folders.
+        [checkpoint] = broadcast_object_list([checkpoint])
         rows = _build_row_lookup(splits, config, job.seed)
         events = callbacks.build_callback(config, state, reporter, stop, rows, verify_lock, budget)
         cleanup.enter_context(acceleration.keep_model_code(model_class))
