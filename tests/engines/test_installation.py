@@ -382,8 +382,8 @@ def test_page_leads_from_an_empty_cluster_to_a_served_model(site: Site, password
     answered = json.loads(site.run(in_pod))
     assert answered["model"] == "tuneline"
     assert answered["choices"][0]["message"]["role"] == "assistant"
-    refused = site.run(in_pod.replace(passwords["key"], "wrong"))
-    assert "choices" not in refused
+    refused = json.loads(site.run(in_pod.replace(passwords["key"], "wrong")))
+    assert refused["error"]["code"] == "invalid_api_key"
 
 
 def build_client() -> Json:
