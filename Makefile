@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check setup run flywheel test test-all test-cluster test-installation test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
+.PHONY: images images-check hashes setup run flywheel test test-all test-cluster test-installation test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -134,6 +134,10 @@ images: ## Build the images of the pipeline steps with docker, podman or buildah
 
 images-check: $(VENV)/.ready ## Build the curation image on a stand-in base image and run it with restricted permissions (root, buildah, mmdebstrap); writes docs/reference/images-check.md
 	@$(BIN)/python -P -m images.check --workdir $(WORKDIR)/images-check --markdown docs/reference/images-check.md $(ARGS)
+
+hashes: $(VENV)/.ready ## Write hashes.txt after a change of constraints.txt or pyproject.toml (package index; 10 seconds)
+	@$(PIP) install -q -c constraints.txt uv
+	@$(BIN)/python -P -m images.hashes
 
 lint: $(VENV)/.ready ## Run ruff, mypy and import-linter; update the JSON schemas for editors
 	@$(BIN)/python -m tests.reference --schemas

@@ -31,8 +31,12 @@ if [ -n "$(ls "$context/wheels" 2>/dev/null)" ]; then export PIP_NO_INDEX=1 PIP_
 
 base=$(command -v python3) || fail "the base image has no python3"
 python=$home/bin/python3
-install() { "$base" -m pip --python "$python" install "$@"; }
-constraints=$home/constraints.txt
+# The pip of hashes.txt, because older versions do not check the hashes of dependencies. An image does not keep it.
+pip=/tmp/pip
+install() {
+    PYTHONPATH=$pip "$base" -m pip --python "$python" install --report "$home/report.json" "$@"
+    "$base" "$context/images/contents.py" record "$home/report.json" "$home/archives.json"
+}
 
 install_packages() {
     sh "$context/images/triton_version.sh"
@@ -56,15 +60,27 @@ install_packages() {
     site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     "$base" -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' >"$site/base.pth"
 
-    # Keep the base's own torch, which is built for the base's accelerator, and resolve the other packages against it.
-    cp "$context/constraints.txt" "$constraints"
-    torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) || torch=
+    grep '^pip==' "$context/hashes.txt" >"$home/pip.txt"
+    "$base" -m pip install --quiet --no-deps --require-hashes --target "$pip" -r "$home/pip.txt"
+
+    # Keep the base's own torch, which is built for the base's accelerator, and resolve the other packages against it. A build of torch determines
+    # the versions of Triton's compiler and of CUDA's packages.
+    cp "$context/hashes.txt" "$home/hashes.txt"
+    torch() { "$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
     case ,$EXTRAS, in
     *,models,* | *,training,* | *,gpu,* | *,deepspeed,* | *,evaluation,* | *,packaging,*)
-        if [ -n "$torch" ]; then
-            sed -i "s/^torch==.*/torch==$torch/" "$constraints"
-        else
-            install -c "$constraints" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+        if ! torch && [ -n "${TORCH_INDEX_URL:-}" ]; then
+            echo "install.sh: torch and its dependencies from TORCH_INDEX_URL are not checked against hashes" >&2
+            sed 's/ .*//; /^\(cuda\|nvidia\|triton\)[-=]/d' "$context/hashes.txt" >"$home/torch.txt"
+            install -c "$home/torch.txt" --index-url "$TORCH_INDEX_URL" torch
+        fi
+        if version=$(torch); then
+            "$python" -c 'import re, sys
+from importlib.metadata import distributions
+names = (package.name.lower().replace("_", "-") for package in distributions())
+print(f"s/^torch==.*/torch=={sys.argv[1]}/", *(f"/^{name}==/d" for name in names if re.match("(cuda|nvidia|triton)(-|$)", name)), sep="\n")' \
+                "$version" >"$home/torch.sed"
+            sed -i -f "$home/torch.sed" "$home/hashes.txt"
         fi
         ;;
     esac
@@ -76,12 +92,14 @@ def expand(extra):
         yield from (one for name in nested[1].split(",") for one in expand(name)) if nested else [requirement]
 print(*project["dependencies"], *(one for extra in sys.argv[2].split(",") for one in expand(extra)), sep="\n")' \
         "$context/pyproject.toml" "$EXTRAS" >"$home/requirements.txt"
-    install -c "$constraints" -r "$home/requirements.txt"
+    # The variables also apply to the packages that build a wheel from a source archive.
+    export PIP_REQUIRE_HASHES=1 PIP_BUILD_CONSTRAINT="$home/hashes.txt"
+    install -c "$home/hashes.txt" -r "$home/requirements.txt"
 
     for package in $EMBEDDED; do
         grep "^$package==" "$context/embedded.txt" >>"$home/embedded.txt" || fail "embedded.txt has no $package"
     done
-    if [ -n "$EMBEDDED" ]; then install --no-deps --require-hashes -r "$home/embedded.txt"; fi
+    if [ -n "$EMBEDDED" ]; then install --no-deps -r "$home/embedded.txt"; fi
 
     # A name for user 1000, for programs that look it up, such as ssh. For any other user, LOGNAME sets the name.
     grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo 'tuneline:x:1000:1000::/tmp:/usr/sbin/nologin' >>/etc/passwd
@@ -91,7 +109,7 @@ print(*project["dependencies"], *(one for extra in sys.argv[2].split(",") for on
 install_tuneline() {
     set -- "$context"/dist/tuneline-*.whl
     if [ $# -ne 1 ] || [ ! -f "$1" ]; then fail "dist/ must contain exactly one wheel of tuneline, which \`make images\` builds"; fi
-    install -c "$constraints" "$1[$EXTRAS]"
+    (unset PIP_FIND_LINKS && install --no-index "$1[$EXTRAS]") # the first layer contains all dependencies
     case " $EMBEDDED " in
     *" nvidia-pytriton "*)
         "$python" -c 'import sys
@@ -99,6 +117,7 @@ from components.triton_packaging import serving_env
 print(serving_env.create_environment([path for path in sys.path if path.endswith("-packages")]))'
         ;;
     esac
+    "$python" -P "$context/images/contents.py" write "$home/archives.json" "$home/sbom.cdx.json"
 }
 
 case ${1:-} in
@@ -106,4 +125,4 @@ packages) install_packages ;;
 tuneline) install_tuneline ;;
 *) fail "expected packages or tuneline" ;;
 esac
-rm -rf /root/.cache
+rm -rf /root/.cache "$pip" "$home/report.json"

@@ -20,6 +20,12 @@ from pathlib import Path
 from components.common.runtime.errors import EngineMissingError, TunelineError
 
 NUMPY_REQUIREMENT = "numpy==1.26.4"  # the last release before 2; it has wheels for Python 3.9 to 3.12
+NUMPY_HASHES = (  # of the wheels for Linux on x86-64 and aarch64, with Python 3.11 and 3.12
+    "666dbfb6ec68962c033a450943ded891bed2d54e6755e35e5835d63f4f6931d5",
+    "675d61ffbfa78604709862923189bad94014bef562cc35cf61d3a07bba02a7ed",
+    "7ab55401287bfec946ced39700c053796e7cc0e3acbef09993a9ad2adba6ca6e",
+    "9fad7dcb1aac3c7f0584a5a8133e3a43eeb2fe127f47e3632d43d677c66c102b",
+)
 MAX_PYTHON_VERSION = (3, 12)
 # Serving must not write bytecode into a package, and the stub ignores PYTHONDONTWRITEBYTECODE.
 PTH_LINE = "import sys; sys.dont_write_bytecode = True\n"
@@ -84,7 +90,20 @@ def create_environment(package_folders: Sequence[str] = ()) -> Path:
         "\n".join([*(package_folders or [sysconfig.get_path("purelib")]), PTH_LINE]), encoding="utf-8"
     )
     pip = [sys.executable, "-m", "pip", "--python", str(_get_python())]
-    _run([*pip, "install", "--quiet", "--disable-pip-version-check", "--no-deps", NUMPY_REQUIREMENT])
+    requirements = get_environment_folder() / "requirements.txt"
+    requirements.write_text(" ".join([NUMPY_REQUIREMENT, *(f"--hash=sha256:{digest}" for digest in NUMPY_HASHES)]))
+    _run(
+        [
+            *pip,
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--require-hashes",
+            "-r",
+            str(requirements),
+        ]
+    )
     if defect := find_defect():
         raise TunelineError(
             f"the serving environment in {get_environment_folder()} does not work: {defect}",

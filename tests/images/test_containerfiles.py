@@ -115,7 +115,7 @@ def test_context_contains_the_files_that_the_build_reads() -> None:
     ]
     read = re.findall(r'"\$context"?/([\w./*-]+)', (ROOT / "images" / "install.sh").read_text(encoding="utf-8"))
     mounted = re.findall(r"source=([\w./-]+)", CONTAINERFILES[0].read_text(encoding="utf-8"))
-    assert {"constraints.txt", "dist/tuneline-*.whl", "images/triton_version.sh"} <= set(read)
+    assert {"hashes.txt", "dist/tuneline-*.whl", "images/triton_version.sh"} <= set(read)
     assert set(read) | (set(mounted) - {"images"}) | {"images/install.sh"} == set(allowed)
 
 
