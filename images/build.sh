@@ -3,6 +3,11 @@
 set -eu
 cd "$(dirname "$0")/.."
 
+fail() {
+    echo "make images: $*" >&2
+    exit 1
+}
+
 usable() {
     command -v "$1" >/dev/null || return 1
     case $1 in docker) docker info >/dev/null 2>&1 ;; esac # docker cannot build without its daemon
@@ -14,30 +19,74 @@ if [ -z "${ENGINE:-}" ]; then
     done
 fi
 if [ -z "${ENGINE:-}" ]; then
-    echo "make images: found neither docker with a running daemon, nor podman, nor buildah. Install one of them, or set its path: make images ENGINE=/path/to/podman" >&2
-    exit 1
+    fail "found neither docker with a running daemon, nor podman, nor buildah. Install one of them, or set its path: make images ENGINE=/path/to/podman"
 fi
-command -v "$ENGINE" >/dev/null || { echo "make images: ENGINE is $ENGINE, which does not exist" >&2 && exit 1; }
+command -v "$ENGINE" >/dev/null || fail "ENGINE is $ENGINE, which does not exist"
 
 IMAGES=${IMAGES:-curation evaluation training serving}
 for image in $IMAGES; do
     if [ ! -f "images/$image.Containerfile" ]; then
-        echo "make images: image $image does not exist; expected one of:$(cd images && printf ' %s' *.Containerfile | sed 's/\.Containerfile//g')" >&2
-        exit 1
+        fail "image $image does not exist; expected one of:$(cd images && printf ' %s' *.Containerfile | sed 's/\.Containerfile//g')"
     fi
 done
 if [ -n "${BASE_IMAGE:-}" ] && [ "$IMAGES" != "${IMAGES% *}" ]; then
-    echo "make images: BASE_IMAGE applies to a single image. Select it: make images IMAGES=curation BASE_IMAGE=$BASE_IMAGE" >&2
-    exit 1
+    fail "BASE_IMAGE applies to a single image. Select it: make images IMAGES=curation BASE_IMAGE=$BASE_IMAGE"
 fi
+SKOPEO=${SKOPEO:-skopeo}
+if [ -n "${SIGN_KEY:-}" ] && [ -z "${PUSH:-}" ]; then fail "SIGN_KEY applies only to pushed images. Add PUSH=1"; fi
+if [ -n "${PUSH:-}" ]; then command -v "$SKOPEO" >/dev/null || fail "PUSH requires skopeo, which does not exist. Install it"; fi
 
 # Build arguments stay in the image's history, which everyone with permission to pull it can read.
 case "${PIP_INDEX_URL:-} ${PIP_EXTRA_INDEX_URL:-} ${TORCH_INDEX_URL:-}" in
     *://*@*)
-        echo "make images: an index address with a user or a password would stay in the image's history. Pass it as a secret: make images ARGS='--secret id=pip.conf,src=pip.conf'" >&2
-        exit 1
+        fail "an index address with a user or a password would stay in the image's history. Pass it as a secret: make images ARGS='--secret id=pip.conf,src=pip.conf'"
         ;;
 esac
+
+# Print a base image with its digest from bases.lock. Without one, or to update it, read it from the registry and add it to bases.lock.
+pinned_base() {
+    case $1 in
+        *@sha256:* | localhost/*) echo "$1" && return ;; # an image that exists only on this machine has no digest in a registry
+    esac
+    digest=$(sed -n "s|^$1 ||p" images/bases.lock)
+    if [ -z "$digest" ] || [ -n "${UPDATE_BASES:-}" ]; then
+        command -v "$SKOPEO" >/dev/null ||
+            fail "images/bases.lock has no digest of $1, and skopeo, which reads it from the registry, does not exist. Install skopeo, or set BASE_IMAGE=NAME@sha256:DIGEST"
+        found=$("$SKOPEO" inspect --no-tags --format '{{.Digest}}' "docker://$1") || fail "cannot read the digest of $1 from its registry"
+        if [ "$found" != "$digest" ]; then
+            echo "images/bases.lock: $1 is now $found${digest:+, was $digest}. Commit this file" >&2
+            sed -i "\\|^$1 |d" images/bases.lock
+            echo "$1 $found" >>images/bases.lock
+        fi
+        digest=$found
+    fi
+    tag=${1##*/}
+    echo "${1%"$tag"}${tag%%:*}@$digest"
+}
+
+# Copy the bill of materials out of an image.
+write_sbom() {
+    case $ENGINE in
+        *buildah)
+            container=$("$ENGINE" from --pull-never "$1")
+            "$ENGINE" run "$container" cat /opt/tuneline/sbom.cdx.json >"$2"
+            "$ENGINE" rm "$container" >/dev/null
+            ;;
+        *) "$ENGINE" run --rm --network none "$1" cat /opt/tuneline/sbom.cdx.json >"$2" ;;
+    esac
+}
+
+# Push an image, sign it with SIGN_KEY, and write its digest.
+push() {
+    case $ENGINE in *docker) store=docker-daemon ;; *) store=containers-storage ;; esac
+    settings=$(mktemp -d) # writes the signature beside the image in the registry, as cosign does
+    echo 'default-docker: {use-sigstore-attachments: true}' >"$settings/default.yaml"
+    "$SKOPEO" --registries.d "$settings" copy --quiet --digestfile "$2" \
+        ${SIGN_KEY:+--sign-by-sigstore-private-key "$SIGN_KEY"} ${SIGN_PASSPHRASE_FILE:+--sign-passphrase-file "$SIGN_PASSPHRASE_FILE"} \
+        "$store:$1" "docker://$1"
+    rm -r "$settings"
+    echo "pushed ${1%:*}@$(cat "$2")"
+}
 
 revision=$(git describe --always --abbrev=40 --dirty=+changes --exclude='*' 2>/dev/null) || revision=
 layers=
@@ -48,16 +97,24 @@ rm -f dist/tuneline-*.whl
 version=$(echo dist/tuneline-*.whl)
 version=${version#dist/tuneline-}
 version=${version%%-*}
+package_files=$(cat hashes.txt embedded.txt pyproject.toml images/install.sh images/triton_version.sh images/contents.py | sha256sum)
+wheel=$(sha256sum dist/tuneline-*.whl)
 
 for image in $IMAGES; do
     name=${REGISTRY:-tuneline}/python-$image:${TAG:-latest}
-    echo "building $name with $ENGINE"
+    default=$(sed -n 's/^ARG BASE_IMAGE=//p' "images/$image.Containerfile")
+    base=$(pinned_base "${BASE_IMAGE:-$default}")
+    case $base in *@*) digest=${base#*@} ;; *) digest= ;; esac
+    echo "building $name from $base with $ENGINE"
     # A build argument without a value takes its value from the environment.
     # shellcheck disable=SC2086 # ARGS contains several options
     "$ENGINE" build $layers --file "images/$image.Containerfile" --tag "$name" \
-        ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
+        --build-arg "BASE_IMAGE=$base" ${digest:+--label "org.opencontainers.image.base.digest=$digest"} \
         --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+        --build-arg "PACKAGE_FILES=${package_files%% *}" --build-arg "WHEEL=${wheel%% *}" \
         ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} \
         ${PIP_TRUSTED_HOST:+--build-arg PIP_TRUSTED_HOST} ${TORCH_INDEX_URL:+--build-arg TORCH_INDEX_URL} \
         ${ARGS:-} .
+    write_sbom "$name" "dist/python-$image.cdx.json"
+    if [ -n "${PUSH:-}" ]; then push "$name" "dist/python-$image.digest"; fi
 done

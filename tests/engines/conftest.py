@@ -29,6 +29,7 @@ REQUIRED_PROGRAMS = {
     "tesseract": ("tesseract",),
     "softhsm": ("softhsm2-util",),
     "cluster": cluster_kit.REQUIRED_PROGRAMS,
+    "registry": ("buildah", "skopeo", "docker-registry", "busybox"),
 }
 REQUIRED_PROGRAMS["slurmrestd"] = slurm_cluster.REST_PROGRAMS
 REQUIRED_MODULES = {
@@ -55,7 +56,8 @@ def find_missing(marker: str) -> str | None:
 def skip_or_fail(missing: str) -> None:
     """Fail the test if engines are required, else skip it; both name the missing engine."""
     debian_packages = (
-        "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin, munge, chromium, tesseract-ocr and softhsm2, "
+        "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin, munge, chromium, tesseract-ocr, "
+        "softhsm2, buildah, skopeo, docker-registry and busybox-static, "
         f"for a cluster {cluster_kit.DEBIAN_PACKAGES}"
     )
     message = f"{missing} is not installed: make test-all installs what PyPI carries, Debian's packages {debian_packages} the rest"

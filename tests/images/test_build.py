@@ -14,18 +14,34 @@ import pytest
 from images.stated import containerfile, stated
 from tests.pipelines.command import ROOT
 
+DIGEST = "sha256:" + "5" * 64
 RECORDING_ENGINE = '#!/bin/sh\necho "$(basename "$0") $*" >> "$NOTES"\n'
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Copy the inputs of the build and provide a minimal PATH with a Python that builds an empty wheel."""
+    """Copy the inputs of the build, pin all bases, and provide a minimal PATH with a Python that builds an empty wheel."""
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "images", root / "images")
-    for name in ("pyproject.toml", "Makefile"):
+    for name in ("pyproject.toml", "Makefile", "hashes.txt", "embedded.txt"):
         shutil.copy(ROOT / name, root)
+    bases = sorted({stated(file)["BASE_IMAGE"] for file in (ROOT / "images").glob("*.Containerfile")})
+    (root / "images" / "bases.lock").write_text("".join(f"{base} {DIGEST}\n" for base in [*bases, "r/base:1"]))
     (tmp_path / "bin").mkdir()
-    for program in ("sh", "make", "sed", "rm", "dirname", "basename", "printf", "git", "env", "grep"):
+    for program in (
+        "sh",
+        "make",
+        "sed",
+        "rm",
+        "dirname",
+        "basename",
+        "printf",
+        "git",
+        "env",
+        "grep",
+        "cat",
+        "sha256sum",
+    ):
         if found := shutil.which(program):
             (tmp_path / "bin" / program).symlink_to(found)
     install(tmp_path / "bin" / "python3", "#!/bin/sh\nmkdir -p dist && touch dist/tuneline-1.2.3-py3-none-any.whl\n")
@@ -130,6 +146,9 @@ def test_images_are_built_with_name_version_and_commit(checkout: Path) -> None:
     for line, image in zip(build_commands(checkout), ("curation", "evaluation", "training", "serving"), strict=True):
         assert f"--file images/{image}.Containerfile --tag registry.example/tuneline/python-{image}:0.1.0 " in line
         assert "--build-arg VERSION=1.2.3 --build-arg REVISION=" in line
+        repository = stated(containerfile(image))["BASE_IMAGE"].rpartition(":")[0]
+        assert f"--build-arg BASE_IMAGE={repository}@{DIGEST} " in line
+        assert f"--label org.opencontainers.image.base.digest={DIGEST} " in line
 
 
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "TORCH_INDEX_URL"])
@@ -157,7 +176,7 @@ def test_mirror_and_extra_options_are_passed_to_the_build(checkout: Path) -> Non
     )
     assert result.returncode == 0, result.stderr
     (line,) = build_commands(checkout)
-    assert "--build-arg BASE_IMAGE=r/base:1 " in line
+    assert f"--build-arg BASE_IMAGE=r/base@{DIGEST} " in line
     assert line.endswith("--build-arg PIP_INDEX_URL --secret id=pip.conf,src=pip.conf .")
 
 
@@ -174,3 +193,46 @@ def test_unknown_image_and_shared_base_image_are_refused(checkout: Path) -> None
     assert several.returncode != 0
     assert "BASE_IMAGE applies to a single image" in several.stderr
     assert not (checkout.parent / "notes").exists()
+
+
+def test_base_without_a_pinned_digest_requires_skopeo(checkout: Path) -> None:
+    install(checkout.parent / "bin" / "podman")
+    result = make_images(checkout, "IMAGES=curation", "BASE_IMAGE=r/base:2")
+    assert result.returncode != 0
+    assert "images/bases.lock has no digest of r/base:2, and skopeo, which reads it from the registry" in result.stderr
+    assert not (checkout.parent / "notes").exists()
+
+
+@pytest.mark.parametrize("base", [f"r/base@{DIGEST}", "localhost/base:2"])
+def test_base_with_a_digest_and_local_base_are_used_unchanged(checkout: Path, base: str) -> None:
+    install(checkout.parent / "bin" / "podman")
+    assert make_images(checkout, "IMAGES=curation", f"BASE_IMAGE={base}").returncode == 0
+    (line,) = build_commands(checkout)
+    assert f"--build-arg BASE_IMAGE={base} " in line
+    assert ("base.digest" in line) == ("@" in base)
+
+
+def test_signing_without_a_push_is_refused(checkout: Path) -> None:
+    install(checkout.parent / "bin" / "podman")
+    result = make_images(checkout, "IMAGES=curation", "SIGN_KEY=site.private")
+    assert result.returncode != 0
+    assert "Add PUSH=1" in result.stderr
+
+
+def test_layers_change_with_their_files(checkout: Path) -> None:
+    """podman and buildah reuse a layer even if a file that its command mounts has changed."""
+    install(checkout.parent / "bin" / "podman")
+
+    def build_arguments() -> dict[str, str]:
+        assert make_images(checkout, "IMAGES=curation").returncode == 0
+        return dict(re.findall(r"--build-arg (\w+)=(\S*)", build_commands(checkout)[-1]))
+
+    first = build_arguments()
+    with (checkout / "hashes.txt").open("a") as stream:
+        stream.write("# changed\n")
+    second = build_arguments()
+    assert second["PACKAGE_FILES"] != first["PACKAGE_FILES"]
+    assert second["WHEEL"] == first["WHEEL"]
+    python = checkout.parent / "bin" / "python3"
+    install(python, python.read_text() + "echo new > dist/tuneline-1.2.3-py3-none-any.whl\n")
+    assert build_arguments()["WHEEL"] != first["WHEEL"]
