@@ -4,8 +4,9 @@
 
 Requires root, Debian's packages buildah and mmdebstrap, and Python 3.11. `make images` builds every image from the committed files, without a
 package index, on a stand-in for the public base image that consists of Debian 12's packages. Commands in an image run as the image's user, with the
-image as a read-only root and without a network; these restrictions are tested first. Each image then runs its stage on generated rows and a tiny
-model, and the artifact must have the same digest as that of the same command outside. The curation image also runs the pipeline's step.
+image as a read-only root and without a network; these restrictions are tested first. An image of a stage then runs it on generated rows and a tiny
+model, and the artifact must have the same digest as that of the same command outside. The curation image also runs the pipeline's step. A second
+build after a commit measures how long an image takes whose package layer exists.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,12 @@ STAGES = {
     "evaluation": ("evaluation", ["evaluate", "model", "--dataset", "dataset", "--set", "evaluation.generations=0"]),
     "serving": ("repository", ["package", "model", "--set", "triton_packaging.golden_max_tokens=2"]),
 }
+COMMANDS = {  # of the images without a stage
+    "mlflow": ["mlflow", "--version"],
+    "verification": ["tuneline", "verify", "--help"],
+}
+LARGEST_PACKAGES = 6
+CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # Mounts the image read-only, with the additions of a container runtime: /proc, four devices, /tmp and /dev/shm, a loopback interface, and the
 # volume, at the same path as outside.
 CONFINE = """
@@ -111,6 +119,8 @@ class Figures:
 
     seconds: dict[str, float] = field(default_factory=dict)
     size: dict[str, int] = field(default_factory=dict)
+    base: int = 0
+    packages: dict[str, dict[str, int]] = field(default_factory=dict)
     proof: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -127,7 +137,9 @@ class Figures:
 def main() -> None:
     """Build and run the images, compare the digests, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", nargs="+", default=["curation"], choices=STAGES, help="Images to build and run.")
+    parser.add_argument(
+        "--images", nargs="+", default=["curation"], choices=[*STAGES, *COMMANDS], help="Images to build and run."
+    )
     parser.add_argument(
         "--workdir",
         type=Path,
@@ -175,23 +187,32 @@ def checked(images: Sequence[str], workdir: Path, figures: Figures) -> Iterator[
     volume.mkdir()
     write_rows(volume / "raw.jsonl")
     tiny_model(volume / "tiny")
+    with mounted(BASE) as (root, _):
+        figures.base = folder_size(root)
     for image in images:
+        name = f"{REGISTRY}/python-{image}:{TAG}"
         collect_wheels(image, workdir, figures)
-        build(image, workdir, figures)
-        with mounted(image) as (root, config):
-            figures.size[image] = int(output("du", "-sxB1", str(root)).split()[0])
+        checkout = clone(workdir)
+        build(image, workdir, figures, "image")
+        commit_change(checkout)
+        build(image, workdir, figures, "next commit")
+        with mounted(name) as (root, config):
+            figures.size[image] = folder_size(root)
+            figures.packages[image] = package_sizes(root)
             run_it(image, root, config, volume, figures)
+        call("buildah", "rmi", name)
+        call("buildah", "rmi", "--prune")  # one image at a time, because each needs twice its size
         yield images[: images.index(image) + 1]
 
 
 def storage(workdir: Path) -> dict[str, str]:
-    """Return variables for buildah without overlay mounts or user namespaces, with all its files in the workdir."""
-    settings = workdir / "storage.conf"
-    settings.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{workdir}/storage"\nrunroot = "{workdir}/run"\n')
+    """Return variables for buildah without user namespaces, with all its files in the workdir."""
+    settings, driver = workdir / "storage.conf", os.environ.get("STORAGE_DRIVER", "overlay")
+    settings.write_text(f'[storage]\ndriver = "{driver}"\ngraphroot = "{workdir}/storage"\nrunroot = "{workdir}/run"\n')
     (workdir / "scratch").mkdir(exist_ok=True)
     return {
         "BUILDAH_ISOLATION": "chroot",
-        "STORAGE_DRIVER": "vfs",
+        "STORAGE_DRIVER": driver,
         "CONTAINERS_STORAGE_CONF": str(settings),
         "TMPDIR": f"{workdir}/scratch",
     }
@@ -213,35 +234,56 @@ def stand_in(workdir: Path, figures: Figures) -> None:
 
 
 def collect_wheels(image: str, workdir: Path, figures: Figures) -> None:
-    """Collect all packages of the image as wheels for this Python, so that it can be built without an index, as in an air-gapped environment."""
+    """Collect all packages of the image for this Python, so that it can be built without an index, as in an air-gapped environment."""
     wanted, wheels = stated(containerfile(image)), workdir / "wheels"
     pinned = (ROOT / "embedded.txt").read_text(encoding="utf-8").splitlines()
     alone = [line.split()[0] for line in pinned if line.partition("==")[0] in wanted["EMBEDDED"].split()]
     with figures.timed(f"wheels of {image}"):
-        wheel(wheels, "--constraint", "constraints.txt", f".[{wanted['EXTRAS']}]", "hatchling")
+        download(
+            wheels,
+            "--constraint",
+            "constraints.txt",
+            f".[{wanted['EXTRAS']}]",
+            "hatchling",
+            "pip",
+            "setuptools",
+            "wheel",
+        )
         if alone:
-            wheel(
+            download(
                 wheels,
                 "--no-deps",
                 *alone,
                 *([serving_env.NUMPY_REQUIREMENT] if "nvidia-pytriton" in wanted["EMBEDDED"] else []),
             )
-    for own in wheels.glob("tuneline-*.whl"):
-        own.unlink()  # `make images` builds it
 
 
-def wheel(folder: Path, *wanted: str) -> None:
-    """Add the wheels of these requirements to the folder: from wheels of earlier builds in it, otherwise from pip's index."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), "--find-links", str(folder)]
+def download(folder: Path, *wanted: str) -> None:
+    """Add the files of these requirements to the folder, as published: a wheel built here would have another hash."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), "--find-links", str(folder)]
     if subprocess.run([*pip, "--no-index", *wanted], cwd=ROOT, capture_output=True, check=False).returncode:
         call(*pip, *wanted)
 
 
-def build(image: str, workdir: Path, figures: Figures) -> None:
-    """Build the image with `make images` in a clone of the repository, so that the checkout does not change."""
+def clone(workdir: Path) -> Path:
+    """Clone the repository, so that the checkout does not change."""
     checkout = workdir / "checkout"
     shutil.rmtree(checkout, ignore_errors=True)
     call("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(checkout))
+    return checkout
+
+
+def commit_change(checkout: Path) -> None:
+    """Commit a new file of tuneline."""
+    (checkout / "tuneline" / "next_commit.py").touch()
+    call("git", "add", "tuneline", cwd=checkout)
+    author = ["-c", "user.name=images.check", "-c", "user.email=images.check@localhost"]
+    call("git", *author, "commit", "--quiet", "--message", "Add a file", cwd=checkout)
+
+
+def build(image: str, workdir: Path, figures: Figures, what: str) -> None:
+    """Build the image with `make images` in the clone."""
+    checkout = workdir / "checkout"
     (workdir / "wheels").rename(checkout / "wheels")
     settings = {
         "IMAGES": image,
@@ -251,19 +293,20 @@ def build(image: str, workdir: Path, figures: Figures) -> None:
         "TAG": TAG,
         "PYTHON": sys.executable,
     }
-    mirror = ("PIP_NO_INDEX=1", "PIP_FIND_LINKS=wheels")
+    mirror = ["PIP_NO_INDEX=1", "PIP_FIND_LINKS=wheels"]
+    if any((checkout / "wheels").glob("torch-*+cpu*")):  # hashes.txt has the hashes of PyPI's torch
+        mirror.append(f"TORCH_INDEX_URL={CPU_TORCH_INDEX}")
     options = [f"{name}={value}" for name, value in settings.items()] + ["ARGS=--pull=never --quiet"]
     try:
-        with figures.timed(f"image of {image}"):
+        with figures.timed(f"{what} of {image}"):
             call("env", *mirror, "make", "images", *options, cwd=checkout)
     finally:
         (checkout / "wheels").rename(workdir / "wheels")
 
 
 @contextmanager
-def mounted(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def mounted(name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield a writable copy of the image's files and its configuration (`config` in the OCI image specification)."""
-    name = f"{REGISTRY}/python-{image}:{TAG}"
     config = json.loads(output("buildah", "inspect", "--type", "image", name))["OCIv1"]["config"]
     container = output("buildah", "from", "--pull=never", name).strip()
     try:
@@ -271,7 +314,20 @@ def mounted(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield root, config
     finally:
         call("buildah", "rm", container)
-        call("buildah", "rmi", name)  # one image at a time, because each needs twice its size
+
+
+def folder_size(root: Path) -> int:
+    """Return the bytes that a folder occupies."""
+    return int(output("du", "-sxB1", str(root)).split()[0])
+
+
+def package_sizes(root: Path) -> dict[str, int]:
+    """Return the bytes of the files in the RECORD of each package that the build installed, largest first."""
+    sizes: dict[str, int] = {}
+    for package in distributions(path=[str(path) for path in root.glob("opt/tuneline/lib/python*/site-packages")]):
+        files = [Path(str(file.locate())) for file in package.files or []]
+        sizes[package.name] = sum(file.lstat().st_size for file in files if file.exists())
+    return dict(sorted(sizes.items(), key=lambda pair: -pair[1]))
 
 
 def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
@@ -279,6 +335,9 @@ def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures
     check_labels(config, volume.parent / "checkout")
     belongs_to(config["User"], volume)
     figures.proof[image] = confinement(root, config, volume)
+    if image in COMMANDS:
+        confined(root, config, volume, *COMMANDS[image])
+        return
     confined(root, config, volume, "tuneline", "--version")
     confined(root, config, volume, "python3", "-m", "kfp.dsl.executor_main", "--help")
     work(image, root, config, volume, figures)
@@ -440,18 +499,38 @@ def rendered(images: Sequence[str], left: Sequence[str], figures: Figures) -> st
     return PAGE.format(
         rows="\n".join(row(image, figures) for image in images), tried=tried, connecting=proof["connecting"], uid=proof["user"][0],
         gid=proof["user"][1], gib=here["memory"] / 2**30, packages=", ".join(PACKAGES),
-        left=unfinished, lines=len([*ROWS, *ROWS[::8]]) + 1, **here,
+        sizes="\n".join(size_row(image, figures) for image in images), left=unfinished, lines=len([*ROWS, *ROWS[::8]]) + 1, **here,
     )  # fmt: skip
 
 
 def row(image: str, figures: Figures) -> str:
-    """Return the row of an image in the page's table."""
+    """Return the row of an image in the table of builds and runs."""
     took = figures.seconds
-    cells = [
-        f"python-{image}", f"{took[f'image of {image}']:.0f}", f"{figures.size[image] / 2**20:.0f}", f"`tuneline {STAGES[image][1][0]}`",
-        f"{took[f'{image} outside']:.0f}", f"{took[f'{image} in the image']:.0f}", f"`{figures.digests[image][:16]}…`",
-    ]  # fmt: skip
+    cells = [f"python-{image}", f"{took[f'image of {image}']:.0f}", f"{took[f'next commit of {image}']:.0f}"]
+    if image in COMMANDS:
+        cells += [f"`{' '.join(COMMANDS[image])}`", "—", "—", "—"]
+    else:
+        cells += [
+            f"`tuneline {STAGES[image][1][0]}`",
+            f"{took[f'{image} outside']:.0f}",
+            f"{took[f'{image} in the image']:.0f}",
+        ]
+        cells += [f"`{figures.digests[image][:16]}…`"]
     return f"| {' | '.join(cells)} |"
+
+
+def size_row(image: str, figures: Figures) -> str:
+    """Return the row of an image in the table of sizes: MiB, and the shares of the base and of the largest packages."""
+    size, packages = figures.size[image], figures.packages[image]
+    largest = ", ".join(f"{name} {share(packages[name], size)}" for name in list(packages)[:LARGEST_PACKAGES])
+    cells = [f"python-{image}", f"{size / 2**20:.0f}", share(figures.base, size), share(sum(packages.values()), size)]
+    return f"| {' | '.join([*cells, str(len(packages)), largest])} |"
+
+
+def share(part: int, total: int) -> str:
+    """Return a share in percent, with one digit after the point below 10 %."""
+    percent = 100 * part / total
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.1f} %"
 
 
 PAGE = """# Images built and run
@@ -466,14 +545,23 @@ In each image, the user was {uid}:{gid} without other groups or capabilities. Wr
 ({tried}), except to `/tmp`, `/dev/shm` and the volume.
 A connection that works outside the container also failed ({connecting}). The image's labels contained the version and commit.
 
-Under these limits, each image ran its stage on {lines} lines of data with a tiny model. The digests equal those of the same commands run outside:
+Under these limits, each image ran the command below; stages ran on {lines} lines of data with a tiny model. The digests equal those of the same
+commands run outside. The second build followed a commit of tuneline and reused the layer of the packages.
 
-| image | build, s | size with base, MiB | work | outside, s | in the image, s | digest, inside and outside |
+| image | build, s | second build, s | command | outside, s | in the image, s | digest, inside and outside |
 |---|---|---|---|---|---|---|
 {rows}
 {left}
 The curation image also ran the command of the compiled pipeline's curation step, in the default environment of `platform.yaml`, and produced the same
 digest.
+
+## Sizes
+
+Sizes are uncompressed. The packages are those that the build installs; the sizes of their files are from their RECORD files. torch is the build for CPUs.
+
+| image | MiB | base | packages | number of packages | largest packages |
+|---|---|---|---|---|---|
+{sizes}
 """
 
 if __name__ == "__main__":
