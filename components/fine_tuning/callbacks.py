@@ -110,15 +110,16 @@ class TrainingEvents:
         trainer = self.trainer
         self.on_wrapped()
         self.alarms = list_alarms(state.log_history, self.config)
-        # All processes save in the folder that the first one creates.
-        saving_folder = None
+        # All processes save in the folder that the first one creates, and load the files that the first one sees.
+        checkpoint = self.folder / f"checkpoint-{state.global_step}"
+        chosen: list[Any] = [None, None]
         if trainer.is_world_process_zero():
             self.verify_lock()  # loading the model takes minutes, in which another training may have taken over
-            saving_folder = checkpoints.create_saving_folder(self.folder)
-        [trainer.saving_folder] = broadcast_object_list([saving_folder])
+            has_trainable = state.global_step and (checkpoint / checkpoints.TRAINABLE_FILENAME).exists()
+            chosen = [checkpoints.create_saving_folder(self.folder), has_trainable]
+        trainer.saving_folder, has_trainable = broadcast_object_list(chosen)
         trainer.order.set_epoch(int(state.epoch or 0))  # transformers skips this with several processes
-        checkpoint = self.folder / f"checkpoint-{state.global_step}"
-        if state.global_step and (checkpoint / checkpoints.TRAINABLE_FILENAME).exists():
+        if has_trainable:
             checkpoints.restore_trainable(trainer.model, checkpoint)
         if self.trainer.is_world_process_zero():
             from tensorboardX import SummaryWriter

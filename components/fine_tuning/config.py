@@ -800,6 +800,11 @@ class FineTuningConfig(Section):
         return self.strategy == "fsdp2" and self.adaptation_spec.trains_all_weights
 
     @property
+    def max_checkpoints(self) -> int:
+        """Most checkpoints at one time: the oldest is removed after the newest is complete, and the best may be older."""
+        return self.keep_checkpoints + 1 + bool(self.validation_rows)
+
+    @property
     def mixing(self) -> MixingSettings:
         """Settings for the shares of the sources in an epoch."""
         return MixingSettings(self.mixing_weights, self.mixing_caps, self.mixing_repetitions, self.mixing_temperature)

@@ -841,8 +841,7 @@ def _estimate_disk(survey: RunSurvey) -> dict[str, int]:
     for recipe in survey.recipes:
         tuning = recipe.recipe
         interval = training.plan_steps(recipe.batched_rows, tuning).checkpoint_interval
-        # the oldest checkpoint is removed after the newest checkpoint is complete
-        kept = min(math.ceil(recipe.steps / interval), tuning.keep_checkpoints + 1)
+        kept = min(math.ceil(recipe.steps / interval), tuning.max_checkpoints)
         checkpoints.append(resource_formulas.estimate_checkpoint_bytes(recipe.shape, full=recipe.is_full) * kept)
         sizes.append(resource_formulas.estimate_model_bytes(recipe.shape, whole=recipe.is_full or tuning.merge))
     # MLflow has a copy of a small model; a sweep stores every recipe's model

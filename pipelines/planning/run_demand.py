@@ -96,8 +96,7 @@ def _estimate_disk(
 ) -> dict[str, int]:
     whole = recipe.adaptation_spec.trains_all_weights or recipe.merge
     return {
-        # The oldest is removed after the newest is complete; the best may be older than those.
-        "checkpoints": checkpoint * (recipe.keep_checkpoints + 1 + bool(recipe.validation_rows)),
+        "checkpoints": checkpoint * recipe.max_checkpoints,
         "model": resource_formulas.estimate_model_bytes(shape, whole=whole),
         "repository": resource_formulas.estimate_repository_bytes(
             shape, gpu=on_gpu, quantization=config.triton_packaging.quantization

@@ -270,9 +270,12 @@ def estimate_checkpoint_bytes(shape: ModelShape, *, full: bool) -> int:
     """Return the size of a checkpoint: trainable parameters in float32 and Adam's two moments of each.
 
     4 + 8 bytes per parameter; MLPerf Storage assumes 2 + 12 in mixed precision. With adaptation full the trainer writes
-    the whole model.
+    the whole model, and of a model with experts, also every trained tensor under its parameter's name.
     """
-    return (shape.parameters if full else shape.trainable) * FLOAT32_BYTES + shape.trainable * 2 * FLOAT32_BYTES
+    copies = 2 if full and shape.inactive else 1
+    return (
+        shape.parameters if full else shape.trainable
+    ) * FLOAT32_BYTES * copies + shape.trainable * 2 * FLOAT32_BYTES
 
 
 def estimate_model_bytes(shape: ModelShape, *, whole: bool) -> int:
