@@ -44,18 +44,19 @@ case "${PIP_INDEX_URL:-} ${PIP_EXTRA_INDEX_URL:-} ${TORCH_INDEX_URL:-}" in
 esac
 
 # Print a base image with its digest from bases.lock. Without one, or to update it, read it from the registry and add it to bases.lock.
-pinned_base() {
+pin_base() {
     case $1 in
         *@sha256:* | localhost/*) echo "$1" && return ;; # an image that exists only on this machine has no digest in a registry
     esac
-    digest=$(sed -n "s|^$1 ||p" images/bases.lock)
+    pattern=$(echo "$1" | sed 's/[.[*^$]/\\&/g')
+    digest=$(sed -n "s|^$pattern ||p" images/bases.lock)
     if [ -z "$digest" ] || [ -n "${UPDATE_BASES:-}" ]; then
         command -v "$SKOPEO" >/dev/null ||
             fail "images/bases.lock has no digest of $1, and skopeo, which reads it from the registry, does not exist. Install skopeo, or set BASE_IMAGE=NAME@sha256:DIGEST"
         found=$("$SKOPEO" inspect --no-tags --format '{{.Digest}}' "docker://$1") || fail "cannot read the digest of $1 from its registry"
         if [ "$found" != "$digest" ]; then
             echo "images/bases.lock: $1 is now $found${digest:+, was $digest}. Commit this file" >&2
-            sed -i "\\|^$1 |d" images/bases.lock
+            sed -i "\\|^$pattern |d" images/bases.lock
             echo "$1 $found" >>images/bases.lock
         fi
         digest=$found
@@ -68,22 +69,28 @@ pinned_base() {
 write_sbom() {
     case $ENGINE in
         *buildah)
-            container=$("$ENGINE" from --pull-never "$1")
-            "$ENGINE" run "$container" cat /opt/tuneline/sbom.cdx.json >"$2"
-            "$ENGINE" rm "$container" >/dev/null
+            container=$("$ENGINE" from --pull-never "$1") &&
+                "$ENGINE" run "$container" cat /opt/tuneline/sbom.cdx.json >"$2" &&
+                "$ENGINE" rm "$container" >/dev/null
             ;;
-        *) "$ENGINE" run --rm --network none "$1" cat /opt/tuneline/sbom.cdx.json >"$2" ;;
-    esac
+        *) "$ENGINE" run --rm --pull never --network none "$1" cat /opt/tuneline/sbom.cdx.json >"$2" ;;
+    esac || { rm -f "$2" && fail "cannot read the bill of materials of $1"; }
 }
 
 # Push an image, sign it with SIGN_KEY, and write its digest.
 push() {
-    case $ENGINE in *docker) store=docker-daemon ;; *) store=containers-storage ;; esac
+    source=containers-storage:$1
+    case $ENGINE in
+        *docker) # skopeo reads only from daemons that accept the version of its API
+            "$ENGINE" push --quiet "$1" >/dev/null
+            source=docker://$1
+            ;;
+    esac
     settings=$(mktemp -d) # writes the signature beside the image in the registry, as cosign does
     echo 'default-docker: {use-sigstore-attachments: true}' >"$settings/default.yaml"
     "$SKOPEO" --registries.d "$settings" copy --quiet --digestfile "$2" \
         ${SIGN_KEY:+--sign-by-sigstore-private-key "$SIGN_KEY"} ${SIGN_PASSPHRASE_FILE:+--sign-passphrase-file "$SIGN_PASSPHRASE_FILE"} \
-        "$store:$1" "docker://$1"
+        "$source" "docker://$1"
     rm -r "$settings"
     echo "pushed ${1%:*}@$(cat "$2")"
 }
@@ -97,19 +104,23 @@ rm -f dist/tuneline-*.whl
 version=$(echo dist/tuneline-*.whl)
 version=${version#dist/tuneline-}
 version=${version%%-*}
-package_files=$(cat hashes.txt embedded.txt pyproject.toml images/install.sh images/triton_version.sh images/contents.py | sha256sum)
+package_files=$(
+    { cat hashes.txt embedded.txt pyproject.toml images/install.sh images/triton_version.sh images/contents.py && sha256sum wheels/* 2>/dev/null || :; } |
+        sha256sum
+)
 wheel=$(sha256sum dist/tuneline-*.whl)
 
 for image in $IMAGES; do
     name=${REGISTRY:-tuneline}/python-$image:${TAG:-latest}
     default=$(sed -n 's/^ARG BASE_IMAGE=//p' "images/$image.Containerfile")
-    base=$(pinned_base "${BASE_IMAGE:-$default}")
+    base=$(pin_base "${BASE_IMAGE:-$default}")
     case $base in *@*) digest=${base#*@} ;; *) digest= ;; esac
     echo "building $name from $base with $ENGINE"
     # A build argument without a value takes its value from the environment.
     # shellcheck disable=SC2086 # ARGS contains several options
     "$ENGINE" build $layers --file "images/$image.Containerfile" --tag "$name" \
         --build-arg "BASE_IMAGE=$base" ${digest:+--label "org.opencontainers.image.base.digest=$digest"} \
+        --label "org.opencontainers.image.base.name=${BASE_IMAGE:-$default}" \
         --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
         --build-arg "PACKAGE_FILES=${package_files%% *}" --build-arg "WHEEL=${wheel%% *}" \
         ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} \

@@ -188,17 +188,18 @@ def checked(images: Sequence[str], workdir: Path, figures: Figures) -> Iterator[
     write_rows(volume / "raw.jsonl")
     tiny_model(volume / "tiny")
     with mounted(BASE) as (root, _):
-        figures.base = folder_size(root)
+        figures.base = measure_folder(root)
     for image in images:
         name = f"{REGISTRY}/python-{image}:{TAG}"
         collect_wheels(image, workdir, figures)
         checkout = clone(workdir)
-        build(image, workdir, figures, "image")
+        layers = build(image, workdir, figures, "image")
         commit_change(checkout)
-        build(image, workdir, figures, "next commit")
+        reused, last = build(image, workdir, figures, "next commit")[:-1], layers.pop()
+        assert reused == layers, f"the second build of {image} changed more than the layer of tuneline ({last})"
         with mounted(name) as (root, config):
-            figures.size[image] = folder_size(root)
-            figures.packages[image] = package_sizes(root)
+            figures.size[image] = measure_folder(root)
+            figures.packages[image] = measure_packages(root)
             run_it(image, root, config, volume, figures)
         call("buildah", "rmi", name)
         call("buildah", "rmi", "--prune")  # one image at a time, because each needs twice its size
@@ -281,8 +282,8 @@ def commit_change(checkout: Path) -> None:
     call("git", *author, "commit", "--quiet", "--message", "Add a file", cwd=checkout)
 
 
-def build(image: str, workdir: Path, figures: Figures, what: str) -> None:
-    """Build the image with `make images` in the clone."""
+def build(image: str, workdir: Path, figures: Figures, step: str) -> list[str]:
+    """Build the image with `make images` in the clone, and return the digests of its layers."""
     checkout = workdir / "checkout"
     (workdir / "wheels").rename(checkout / "wheels")
     settings = {
@@ -298,10 +299,12 @@ def build(image: str, workdir: Path, figures: Figures, what: str) -> None:
         mirror.append(f"TORCH_INDEX_URL={CPU_TORCH_INDEX}")
     options = [f"{name}={value}" for name, value in settings.items()] + ["ARGS=--pull=never --quiet"]
     try:
-        with figures.timed(f"{what} of {image}"):
+        with figures.timed(f"{step} of {image}"):
             call("env", *mirror, "make", "images", *options, cwd=checkout)
     finally:
         (checkout / "wheels").rename(workdir / "wheels")
+    inspected = json.loads(output("buildah", "inspect", "--type", "image", f"{REGISTRY}/python-{image}:{TAG}"))
+    return list(inspected["OCIv1"]["rootfs"]["diff_ids"])
 
 
 @contextmanager
@@ -316,12 +319,12 @@ def mounted(name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         call("buildah", "rm", container)
 
 
-def folder_size(root: Path) -> int:
+def measure_folder(root: Path) -> int:
     """Return the bytes that a folder occupies."""
     return int(output("du", "-sxB1", str(root)).split()[0])
 
 
-def package_sizes(root: Path) -> dict[str, int]:
+def measure_packages(root: Path) -> dict[str, int]:
     """Return the bytes of the files in the RECORD of each package that the build installed, largest first."""
     sizes: dict[str, int] = {}
     for package in distributions(path=[str(path) for path in root.glob("opt/tuneline/lib/python*/site-packages")]):
@@ -499,7 +502,7 @@ def rendered(images: Sequence[str], left: Sequence[str], figures: Figures) -> st
     return PAGE.format(
         rows="\n".join(row(image, figures) for image in images), tried=tried, connecting=proof["connecting"], uid=proof["user"][0],
         gid=proof["user"][1], gib=here["memory"] / 2**30, packages=", ".join(PACKAGES),
-        sizes="\n".join(size_row(image, figures) for image in images), left=unfinished, lines=len([*ROWS, *ROWS[::8]]) + 1, **here,
+        sizes="\n".join(format_size_row(image, figures) for image in images), left=unfinished, lines=len([*ROWS, *ROWS[::8]]) + 1, **here,
     )  # fmt: skip
 
 
@@ -519,15 +522,20 @@ def row(image: str, figures: Figures) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def size_row(image: str, figures: Figures) -> str:
+def format_size_row(image: str, figures: Figures) -> str:
     """Return the row of an image in the table of sizes: MiB, and the shares of the base and of the largest packages."""
     size, packages = figures.size[image], figures.packages[image]
-    largest = ", ".join(f"{name} {share(packages[name], size)}" for name in list(packages)[:LARGEST_PACKAGES])
-    cells = [f"python-{image}", f"{size / 2**20:.0f}", share(figures.base, size), share(sum(packages.values()), size)]
+    largest = ", ".join(f"{name} {format_share(packages[name], size)}" for name in list(packages)[:LARGEST_PACKAGES])
+    cells = [
+        f"python-{image}",
+        f"{size / 2**20:.0f}",
+        format_share(figures.base, size),
+        format_share(sum(packages.values()), size),
+    ]
     return f"| {' | '.join([*cells, str(len(packages)), largest])} |"
 
 
-def share(part: int, total: int) -> str:
+def format_share(part: int, total: int) -> str:
     """Return a share in percent, with one digit after the point below 10 %."""
     percent = 100 * part / total
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.1f} %"

@@ -29,11 +29,11 @@ def record(report: Path, archives: Path) -> None:
         digest = source.get("archive_info", {}).get("hashes", {}).get("sha256")
         if not digest and source["url"].startswith("file://"):  # pip 23 does not hash tuneline's wheel
             digest = hashlib.sha256(Path(unquote(urlsplit(source["url"]).path)).read_bytes()).hexdigest()
-        known[python_url(metadata["name"], metadata["version"])] = digest
+        known[build_python_url(metadata["name"], metadata["version"])] = digest
     archives.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
 
 
-def python_url(name: str, version: str) -> str:
+def build_python_url(name: str, version: str) -> str:
     """Return the package URL of a Python package."""
     return f"pkg:pypi/{re.sub(r'[-_.]+', '-', name).lower()}@{quote(version)}"
 
@@ -42,15 +42,24 @@ def list_components(archives: dict[str, str], folders: list[str]) -> list[dict[s
     """Return the components of the bill of materials: Python packages in the folders, then Debian packages."""
     found: dict[str, dict[str, Any]] = {}
     for package in distributions(path=folders):
-        url = python_url(package.name, package.version)
+        if not package.name:  # damaged metadata of the base
+            continue
+        url = build_python_url(package.name, package.version)
         found[url] = {"type": "library", "name": package.name, "version": package.version, "purl": url, "bom-ref": url}
         if archives.get(url):
             found[url]["hashes"] = [{"alg": "SHA-256", "content": archives[url]}]
     if shutil.which("dpkg-query"):
         distribution = platform.freedesktop_os_release()["ID"]
-        command = ["dpkg-query", "--show", "--showformat", "${Package} ${Version} ${Architecture}\\n"]
+        command = [
+            "dpkg-query",
+            "--show",
+            "--showformat",
+            "${db:Status-Status} ${Package} ${Version} ${Architecture}\\n",
+        ]
         for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
-            name, version, machine = line.split(" ")
+            status, name, version, machine = line.split(" ")
+            if status != "installed":  # removed, with remaining configuration files
+                continue
             url = f"pkg:deb/{distribution}/{quote(name)}@{quote(version)}?arch={machine}"
             found[url] = {"type": "library", "name": name, "version": version, "purl": url, "bom-ref": url}
     return [found[url] for url in sorted(found)]

@@ -51,7 +51,7 @@ def write_project(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def target_tags() -> list[set[Tag]]:
+def list_target_tags() -> list[set[Tag]]:
     """Return the wheel tags that each combination of Python and machine accepts."""
     targets = []
     for version, machine in product(PYTHONS, MACHINES):
@@ -81,7 +81,7 @@ def main() -> None:
         write_project(Path(folder))
         subprocess.run([str(Path(sys.executable).with_name("uv")), "lock", "--quiet", "--project", folder], check=True)
         packages = tomllib.loads((Path(folder) / "uv.lock").read_text(encoding="utf-8"))["package"]
-    targets = target_tags()
+    targets = list_target_tags()
     lines = []
     for package in packages:
         if package["name"] != "tuneline":

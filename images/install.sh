@@ -66,18 +66,18 @@ install_packages() {
     # Keep the base's own torch, which is built for the base's accelerator, and resolve the other packages against it. A build of torch determines
     # the versions of Triton's compiler and of CUDA's packages.
     cp "$context/hashes.txt" "$home/hashes.txt"
-    torch() { "$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
+    find_torch() { "$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
     case ,$EXTRAS, in
     *,models,* | *,training,* | *,gpu,* | *,deepspeed,* | *,evaluation,* | *,packaging,*)
-        if ! torch && [ -n "${TORCH_INDEX_URL:-}" ]; then
+        if ! find_torch && [ -n "${TORCH_INDEX_URL:-}" ]; then
             echo "install.sh: torch and its dependencies from TORCH_INDEX_URL are not checked against hashes" >&2
             sed 's/ .*//; /^\(cuda\|nvidia\|triton\)[-=]/d' "$context/hashes.txt" >"$home/torch.txt"
             install -c "$home/torch.txt" --index-url "$TORCH_INDEX_URL" torch
         fi
-        if version=$(torch); then
+        if version=$(find_torch); then
             "$python" -c 'import re, sys
 from importlib.metadata import distributions
-names = (package.name.lower().replace("_", "-") for package in distributions())
+names = (package.name.lower().replace("_", "-") for package in distributions() if package.name)  # a base may have damaged metadata
 print(f"s/^torch==.*/torch=={sys.argv[1]}/", *(f"/^{name}==/d" for name in names if re.match("(cuda|nvidia|triton)(-|$)", name)), sep="\n")' \
                 "$version" >"$home/torch.sed"
             sed -i -f "$home/torch.sed" "$home/hashes.txt"

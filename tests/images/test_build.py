@@ -149,6 +149,7 @@ def test_images_are_built_with_name_version_and_commit(checkout: Path) -> None:
         repository = stated(containerfile(image))["BASE_IMAGE"].rpartition(":")[0]
         assert f"--build-arg BASE_IMAGE={repository}@{DIGEST} " in line
         assert f"--label org.opencontainers.image.base.digest={DIGEST} " in line
+        assert f"--label org.opencontainers.image.base.name={stated(containerfile(image))['BASE_IMAGE']} " in line
 
 
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "TORCH_INDEX_URL"])

@@ -131,7 +131,7 @@ def test_packages_are_installed_before_a_mount_of_the_wheel() -> None:
 @each_file
 def test_labels_and_default_command(file: Path) -> None:
     labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]*)"', instruction_values(file, "LABEL")[0]))
-    assert (labels["version"], labels["revision"], labels["base.name"]) == ("$VERSION", "$REVISION", "$BASE_IMAGE")
+    assert (labels["version"], labels["revision"]) == ("$VERSION", "$REVISION")
     assert labels["licenses"] == PROJECT["license"]
     assert instruction_values(file, "ENTRYPOINT") == ["[]"]
     assert instruction_values(file, "CMD") == ['["tuneline", "--help"]']

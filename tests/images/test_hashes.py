@@ -1,4 +1,4 @@
-"""hashes.txt: its agreement with constraints.txt, and what pip refuses with it. `make images-check` builds images with it.
+"""hashes.txt: its agreement with constraints.txt, and the files that pip refuses. `make images-check` builds images with it.
 
 The test marked `long` installs the pip of hashes.txt from the package index.
 """
