@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -111,6 +112,26 @@ def test_read_is_repeated_while_another_host_replaces_the_file(tmp_path: Path, m
     assert filesystem.read_text(tmp_path / "file") == "text"
     with pytest.raises(OSError, match="Stale file handle"):
         filesystem.read_text(tmp_path / "file")
+
+
+def test_listing_of_a_folder_that_another_host_has_removed_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS client opens the folder from its cache, and then reports that the handle is stale."""
+    (tmp_path / "removed").mkdir()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    list_files = Path.iterdir
+
+    def list_stale(path: Path) -> NoReturn:
+        monkeypatch.setattr(Path, "iterdir", list_files)
+        if path.name == "removed":
+            path.rmdir()
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    for name, expected in (("removed", []), ("kept", [tmp_path / "kept" / "file"])):
+        monkeypatch.setattr(Path, "iterdir", list_stale)
+        assert job_folders.list_folder(tmp_path / name) == expected
 
 
 def test_collection_keeps_linked_states_while_another_host_replaces_the_list(

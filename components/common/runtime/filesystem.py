@@ -45,7 +45,7 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         OSError: the file cannot be read.
     """
-    return _retry_stale(path.read_bytes)
+    return retry_stale(path.read_bytes)
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:
@@ -54,10 +54,15 @@ def read_text(path: Path, *, errors: str = "strict") -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    return _retry_stale(lambda: path.read_text(encoding="utf-8", errors=errors))
+    return retry_stale(lambda: path.read_text(encoding="utf-8", errors=errors))
 
 
-def _retry_stale(read: Callable[[], ResultT]) -> ResultT:
+def retry_stale(read: Callable[[], ResultT]) -> ResultT:
+    """Call `read`, and call it again if another host has replaced or removed its file or folder; see `read_bytes`.
+
+    Raises:
+        OSError: the last call failed.
+    """
     for _ in range(READ_ATTEMPTS - 1):
         try:
             return read()
@@ -65,6 +70,16 @@ def _retry_stale(read: Callable[[], ResultT]) -> ResultT:
             if error.errno != errno.ESTALE:
                 raise
     return read()
+
+
+def revalidate(folder: Path) -> None:
+    """Let the next look-up of a missing name in a folder reach the server.
+
+    An NFS client with default options considers a name missing for up to a minute. Opening the folder makes the client
+    check whether the folder has changed.
+    """
+    with suppress(OSError):
+        os.close(os.open(folder, os.O_RDONLY))
 
 
 def rename(source: Path, target: Path) -> None:

@@ -460,6 +460,7 @@ def _wait_for_artifact(store: Path, sha256: str) -> bool:
             return manifest.exists()
         remove_abandoned_jobs(store)
         time.sleep(POLL_INTERVAL_SECONDS)
+        filesystem.revalidate(store)
     _put_back(store, _find_moved_aside(store, sha256))
     return manifest.exists()
 
@@ -474,6 +475,7 @@ def _list_jobs(store: Path) -> list[Path]:
 
 
 def _list_moved_aside(job: Path) -> list[Path]:
+    filesystem.revalidate(job)  # the job may have created the folder after a previous look-up
     parents = job_folders.list_folder(job / ASIDE_FOLDER)
     return [folder for parent in parents for folder in job_folders.list_folder(parent)]
 

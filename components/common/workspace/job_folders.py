@@ -65,7 +65,7 @@ def remove_abandoned_folders(parent: Path, prefix: str, rescue: Callable[[Path],
 def list_folder(folder: Path) -> list[Path]:
     """Return the sorted entries of a folder; an empty list if another job has just removed the folder."""
     try:
-        return sorted(folder.iterdir())
+        return filesystem.retry_stale(lambda: sorted(folder.iterdir()))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
