@@ -1,7 +1,7 @@
 """Programs for clients of a real NFS server: `python -P -m tests.engines.nfs_programs NAME SECONDS FOLDER…`.
 
-Each repeats one operation for SECONDS, at least once, in a process per folder. Prints a JSON object with the number of
-each result for each folder.
+Each repeats one operation for SECONDS or until the folder has a file `stop`, at least once, in a process per folder.
+Prints a JSON object with the number of each result for each folder.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from components.common.runtime.errors import ArtifactDamagedError, BusyError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
+from components.data_versioning import stage as data_versioning
+from components.data_versioning.config import DataVersioningConfig
 from components.fine_tuning import checkpoints
 from pipelines.runs import run_folder
+from tests.datasets import small_dataset
 
 RUN = "20261123-000000-aaaa"
 HOST = socket.gethostname()
@@ -89,9 +92,18 @@ def publish(folder: Path, content: str, source: str) -> Artifact:
     store, build = folder / "store", partial(build_artifact, content=content, source=source)
     artifact = artifact_store.get_or_build(store, "extract", hashing.digest([content, source]), build)[0]
     assert artifact_store.load_artifact(store, artifact.sha256).sha256 == artifact.sha256
-    with (folder / f"published-{HOST}").open("a") as file:
-        file.write(f"{artifact.sha256}\n")
+    record(folder, artifact.sha256)
     return artifact
+
+
+def record(folder: Path, published: str) -> None:
+    """Record what this client has published, for the other one."""
+    with (folder / f"published-{HOST}").open("a") as file:
+        file.write(f"{published}\n")
+
+
+def read_records(folder: Path) -> set[str]:
+    return {line for path in folder.glob("published-*") for line in path.read_text().split()}
 
 
 def build_artifact(folder: Path, *, content: str, source: str) -> Artifact:
@@ -110,27 +122,73 @@ def verify_artifacts(folder: Path) -> str:
     """Load every artifact that a client has published, as soon as this client sees it."""
 
     def load_all() -> int:
-        published = {line for path in folder.glob("published-*") for line in path.read_text().split()}
+        published = read_records(folder)
         assert set(artifact_store.list_artifacts(folder / "store")) == published
         for sha256 in published:
             artifact_store.load_artifact(folder / "store", sha256)
         return len(published)
 
-    count, waited = wait_until_visible(load_all)
-    return f"{count} intact {'at once' if waited < 5 else 'later'}"
+    return wait_until_visible(load_all)
 
 
-def wait_until_visible(read: Callable[[], int]) -> tuple[int, float]:
-    """Call `read` until it succeeds; return its result and the seconds that this took."""
-    begin = time.monotonic()
-    while True:
-        waited = time.monotonic() - begin
+def wait_until_visible(read: Callable[[], int]) -> str:
+    """Call `read` until it succeeds; return its result, and whether the first call succeeded."""
+    deadline = time.monotonic() + CACHE_SECONDS
+    for attempt in itertools.count():
         try:
-            return read(), waited
+            return f"{read()} intact {'later' if attempt else 'at once'}"
         except (AssertionError, ArtifactDamagedError, FileNotFoundError):
-            if waited > CACHE_SECONDS:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(1)
+    raise AssertionError
+
+
+class StepReporter(SilentReporter):
+    """Touches a file with the first word of each step, so that the test can interrupt the step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def step(self, name: str) -> None:
+        (self.folder / f"{name.split()[0]}-{HOST}").touch()
+
+
+def locate_versions(folder: Path) -> DataVersioningConfig:
+    """Return the repository and the remote of both clients; each client has a local workdir."""
+    return DataVersioningConfig(repository=str(folder / "data.git"), remote=str(folder / "versions"))
+
+
+def publish_version(folder: Path) -> str:
+    """Publish a dataset as a version, and fetch the version again."""
+    with TemporaryDirectory() as private:
+        dataset = small_dataset(Path(private) / "dataset", start=time.time_ns() % 2**31)
+        workdir, reporter = Path(private) / "work", StepReporter(folder)
+        version = data_versioning.publish(dataset, locate_versions(folder), workdir=workdir, reporter=reporter)
+        assert version.created
+        assert fetch_version(folder, version.tag) == dataset.sha256
+    record(folder, f"{version.tag}={dataset.sha256}")
+    return "published"
+
+
+def fetch_version(folder: Path, tag: str) -> str:
+    """Fetch a version, which verifies its files, and return the digest of the dataset."""
+    with TemporaryDirectory() as private:
+        output, config = Path(private) / "dataset", locate_versions(folder)
+        return data_versioning.fetch(tag, output, config, workdir=Path(private), reporter=SilentReporter()).sha256
+
+
+def verify_versions(folder: Path) -> str:
+    """Fetch every version, as soon as this client sees those that the clients have published."""
+
+    def fetch_all() -> int:
+        versions = data_versioning.list_versions(locate_versions(folder), workdir=folder)
+        fetched = {f"{version.tag}={fetch_version(folder, version.tag)}" for version in versions}
+        # A client may lose power before it records a version.
+        assert read_records(folder) <= fetched
+        return len(fetched)
+
+    return wait_until_visible(fetch_all)
 
 
 def hold(folder: Path, point: str) -> None:
@@ -242,6 +300,8 @@ PROGRAMS: dict[str, Callable[[Path], str]] = {
         lock_workdir,
         publish_artifact,
         verify_artifacts,
+        publish_version,
+        verify_versions,
         hold_publication,
         recover_publication,
         request_lease,
@@ -257,7 +317,8 @@ def repeat(name: str, seconds: float, folder: Path) -> dict[str, int]:
     (folder / "ready").touch()
     counts: Counter[str] = Counter()
     end = time.monotonic() + seconds
-    while not counts or time.monotonic() < end:
+    # Only a listing shows a new file at once to a client with default options.
+    while not counts or (time.monotonic() < end and folder / "stop" not in list(folder.iterdir())):
         try:
             counts[PROGRAMS[name](folder)] += 1
         except Exception as error:
