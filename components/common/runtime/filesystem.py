@@ -73,10 +73,9 @@ def retry_stale(read: Callable[[], ResultT]) -> ResultT:
 
 
 def revalidate(folder: Path) -> None:
-    """Let the next look-up of a missing name in a folder reach the server.
+    """Make the NFS client check whether a folder has changed.
 
-    An NFS client with default options considers a name missing for up to a minute. Opening the folder makes the client
-    check whether the folder has changed.
+    An NFS client with default options considers a name missing for up to a minute, unless it opens the folder.
     """
     with suppress(OSError):
         os.close(os.open(folder, os.O_RDONLY))
