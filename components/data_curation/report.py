@@ -111,7 +111,7 @@ def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int], statistics:
 
 
 def _plot_similarities(reason: str, similarities: Sequence[float]) -> str:
-    """Plot how many rows of a reason are how similar to the kept row."""
+    """Plot a histogram of the similarity to the kept row, for rows rejected for one reason."""
     counts = Counter(
         min(int(similarity * 100) // SIMILARITY_STEP, 100 // SIMILARITY_STEP - 1) for similarity in similarities
     )

@@ -256,7 +256,7 @@ def _render_rewards(log: Log) -> str:
         (
             ("kl", "entropy"),
             "nats per token",
-            "Divergence from the model before training, and entropy of the answers.",
+            "KL divergence from the model before training, and entropy of the answers.",
         ),
     ]
     return "".join(_plot(log, names, y, caption) for names, y, caption in plots)

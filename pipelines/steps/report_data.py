@@ -227,15 +227,15 @@ def _list_links(found: Mapping[str, Artifact], version: Values, registered: Valu
     return links
 
 
-def publish_report(step: Step, digests: Mapping[str, str], version: Values, registered: Values, shown: str) -> None:
-    """Write report.html and report.json to the run's folder and MLflow run, and the page to `shown` for Kubeflow.
+def publish_report(step: Step, digests: Mapping[str, str], version: Values, registered: Values, kfp_path: str) -> None:
+    """Write report.html and report.json to the run's folder and MLflow run, and a copy of the page for Kubeflow.
 
     Args:
         step: The step that writes the report.
         digests: Digests of dataset, model and evaluation by kind.
         version: The dataset's revision.
         registered: The registration's result for the model version.
-        shown: Path of the HTML file for the Kubeflow UI.
+        kfp_path: Path of the copy for the Kubeflow UI.
     """
     step.reporter.step("collecting the report's data")
     repository = registered["tags"].get("tuneline.repository_sha256", "")
@@ -243,7 +243,7 @@ def publish_report(step: Step, digests: Mapping[str, str], version: Values, regi
     tracked = mlflow_tracking.describe_run(step.mlflow_run)
     record = collect_report_data(step.workdir.store, all_digests, version, registered, step.run_events_path, tracked)
     html = report_page.render_report(record)
-    path = Path(shown)
+    path = Path(kfp_path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(html, encoding="utf-8")
     with tempfile.TemporaryDirectory() as scratch:

@@ -154,7 +154,7 @@ def _render_data(data: Record) -> str:
     examples |= {f"unreadable · {u['file']}:{u['line']}": u["why"] for u in data["unreadable"]}
     if not examples:
         return plot + sources + html_report.render_paragraph("No row was rejected or unreadable.", "soft")
-    note = "Examples of rejected rows; rejected.parquet and quarantine.jsonl of the dataset list all of them."
+    note = "Examples of rejected rows and unreadable records. The dataset's rejected.parquet and quarantine.jsonl list all of them."
     return plot + sources + html_report.render_paragraph(note, "soft") + html_report.render_cards(examples)
 
 
@@ -286,7 +286,7 @@ def _render_cost(record: Record) -> str:
         elif recorded:
             costs.append((stage, "cached; cost of the original run" if is_local else "recorded cost", recorded))
         elif spent:
-            costs.append((stage, "ran; reused an earlier result", spent))
+            costs.append((stage, "cached; cost of this run only", spent))
     if is_local:
         costs.append(("all steps of this run", "", record["spent"]))
     costs.append(("all artifacts of this run", "built in this or earlier runs", record["cost_to_make"]))

@@ -87,7 +87,7 @@ def list_warnings(record: Record) -> list[str]:
     training, data, package = record["training"], record["data"], record["package"]
     rows, warnings = training["rows"], []
     if any(not rule["holds"] for rule in record["evaluation"]["rules"]):
-        warnings.append("The gate refused the candidate. The section Verdict lists the failed rules.")
+        warnings.append("The gate refused the candidate. The Verdict section lists the failed rules.")
     if package and package["proof"] is None:
         warnings.append(f"The package is not proven and cannot be promoted: {package['unproven_because']}.")
     if training["rows_seen"] < rows["train"]:

@@ -406,7 +406,7 @@ def test_unanswered_judgements_refuse_and_rerun(
         unavailable[0] = False
         again = run_evaluation(tuned_artifacts, tmp_path / "evaluation", **changes)
     assert (refused.manifest.summary["verdict"], refused.manifest.is_reusable) == ("refused", False)
-    assert "the judge agrees too little with 30 labelled pairs" in refused.manifest.summary["reasons"][0]
+    assert "the judge's agreement with 30 labelled pairs is too low" in refused.manifest.summary["reasons"][0]
     assert again.manifest.is_reusable
     content = json.loads((again.path / "evaluation.json").read_text())
     assert content["figures"]["judge"]["candidate"]["unanswered"] == 0

@@ -68,7 +68,7 @@ def test_warnings_state_what_limits_the_result() -> None:
     limited["package"] = {"proof": None, "unproven_because": "glibc is older than 2.35"}
     limited["data"] = {"rows": {"quarantined": 3}, "evaluation_sets": {"arc.jsonl": {"unsearchable": 1}}}
     assert report_summary.list_warnings(limited) == [
-        "The gate refused the candidate. The section Verdict lists the failed rules.",
+        "The gate refused the candidate. The Verdict section lists the failed rules.",
         "The package is not proven and cannot be promoted: glibc is older than 2.35.",
         "Training used 50% of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows.",
         "The validation loss rose from 3 to 4 during training.",

@@ -1,7 +1,7 @@
 """Reporters of a stage's progress.
 
-Destinations: a progress bar on a terminal, an output of a notebook, plain lines in a log, events in the run's file,
-metrics in MLflow. Reports are written to standard error; standard output is reserved for results.
+Destinations: a progress bar on a terminal, the output of a notebook's cell, plain lines in a log, the run's event file,
+and metrics in MLflow. Terminals and logs receive reports on standard error; standard output is reserved for results.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def relay_event(event: Mapping[str, Any], reporter: Reporter) -> None:
 
 
 class _Counter:
-    """The first count of a step and its time. Rates exclude what was done before a resume and before the first unit."""
+    """The first count of a step and its time. Rates exclude units completed before a resume and the time before the first unit."""
 
     def __init__(self) -> None:
         self.before, self._began = -1, 0.0

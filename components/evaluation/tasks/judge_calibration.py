@@ -179,7 +179,7 @@ def find_problem(figures: Mapping[str, float], min_kappa: float) -> str:
     if figures["kappa_bound"] > min_kappa:
         return ""
     return (
-        f"the judge agrees too little with {figures['pairs']:.0f} labelled pairs: Cohen's kappa is {figures['kappa']:.2f}, "
+        f"the judge's agreement with {figures['pairs']:.0f} labelled pairs is too low: Cohen's kappa is {figures['kappa']:.2f}, "
         f"with {figures['kappa_bound']:.2f} as its lower bound at {CONFIDENCE:.0%} confidence; the task requires a "
         f"bound above {min_kappa:.2f} (min_kappa)"
     )
