@@ -652,8 +652,12 @@ class ApiContract:
         assert list_conditions(status) == [("Suspended", "True", "Suspended", "TrainJob is suspended")]
         counts = {"name": "node", "active": 0, "ready": 0, "succeeded": 0, "failed": 0, "suspended": 1}
         wait_until(lambda: read_job(server, "suspended-trainjob")["status"].get("jobsStatus") == [counts])
-        status = wait_for_status(server, RAYJOB, "suspended-rayjob", "jobDeploymentStatus")
-        assert (status["jobDeploymentStatus"], status.get("jobStatus", "")) == ("Suspended", "")
+
+        def read_rayjob() -> Json:  # first, KubeRay reports Suspending
+            return wait_for_status(server, RAYJOB, "suspended-rayjob", "jobDeploymentStatus")
+
+        wait_until(lambda: read_rayjob()["jobDeploymentStatus"] == "Suspended")
+        assert not read_rayjob().get("jobStatus")
 
     def test_kueue_admits_and_preempts_a_job(self, server: ApiServer) -> None:
         server.free_quota()
