@@ -86,7 +86,9 @@ def main() -> None:
     for package in packages:
         if package["name"] != "tuneline":
             hashes = sorted(set(list_hashes(package, targets)))
-            lines.append(" ".join([f"{package['name']}=={package['version']}", *(f"--hash={one}" for one in hashes)]))
+            lines.append(
+                " ".join([f"{package['name']}=={package['version']}", *(f"--hash={digest}" for digest in hashes)])
+            )
     OUTPUT.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
 
 

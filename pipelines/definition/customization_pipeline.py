@@ -193,14 +193,14 @@ def add_stages(
     def component(function: dsl.base_component.BaseComponent) -> dsl.base_component.BaseComponent:
         return pod_spec.name_component(function, prefix)
 
-    def planned(stage: str) -> dict[str, Any]:
+    def select_parameters(stage: str) -> dict[str, Any]:
         return {
             "config": plans.outputs[stage],
             "inputs": plans.outputs[f"{stage}_inputs"],
             "seed": plans.outputs["seed"],
         }
 
-    curated = configure(component(data_curation)(**planned("data_curation")))
+    curated = configure(component(data_curation)(**select_parameters("data_curation")))
     dataset, curated_dataset = curated.outputs["dataset"], curated.outputs["curated_dataset"]
     # Versioning checks that the remote still has the revision, which no cache key can express.
     versioned = configure(
@@ -212,13 +212,13 @@ def add_stages(
     version = versioned.outputs["version"]
     tuned = configure(
         component(fine_tuning)(
-            **planned("fine_tuning"), dataset=dataset, version=version, curated_dataset=curated_dataset
+            **select_parameters("fine_tuning"), dataset=dataset, version=version, curated_dataset=curated_dataset
         )
     )
     model, tuned_model = tuned.outputs["model"], tuned.outputs["tuned_model"]
     evaluated = configure(
         component(evaluation)(
-            **planned("evaluation"),
+            **select_parameters("evaluation"),
             model=model,
             dataset=dataset,
             curated_dataset=curated_dataset,
@@ -237,7 +237,9 @@ def add_stages(
         group = f"{prefix}-" if prefix else ""
         with dsl.If(evaluated.outputs["packaging"] == "yes", name=f"{group}accepted"):
             packaged = configure(
-                component(triton_packaging)(**planned("triton_packaging"), model=model, tuned_model=tuned_model)
+                component(triton_packaging)(
+                    **select_parameters("triton_packaging"), model=model, tuned_model=tuned_model
+                )
             )
             package = {name: packaged.outputs[name] for name in ("repository", "triton_package")}
             registered = configure(register(tuned_model=tuned_model, **package, **lineage), cached=False)

@@ -67,7 +67,7 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
             add_platform_check(task, platform)
             return task
 
-        def select(planned: dict[str, Any]) -> dict[str, Any]:
+        def select_parameters(planned: dict[str, Any]) -> dict[str, Any]:
             return {name: planned[name] for name in ("config", "inputs", "seed")}
 
         def curate_data(
@@ -81,7 +81,7 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 configuration: Text of a customization.yaml: data_curation, data_versioning, fine_tuning.base_model, seed.
             """
             planned = resolve_inputs(sources=sources, configuration=configuration).outputs
-            dataset = configure(data_curation(**select(planned))).outputs["dataset"]
+            dataset = configure(data_curation(**select_parameters(planned))).outputs["dataset"]
             configure(data_versioning(config=planned["versioning"], dataset=dataset), cached=False)
             return dataset  # type: ignore[no-any-return] # kfp's outputs are untyped
 
@@ -93,7 +93,7 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 configuration: Text of a customization.yaml: fine_tuning, seed.
             """
             planned = resolve_inputs(configuration=configuration, dataset=dataset).outputs
-            tuned = configure(fine_tuning(**select(planned), dataset=dataset, version=planned["version"]))
+            tuned = configure(fine_tuning(**select_parameters(planned), dataset=dataset, version=planned["version"]))
             return tuned.outputs["model"]  # type: ignore[no-any-return]
 
         def evaluate_model(model: str, dataset: str, configuration: str = default) -> str:
@@ -104,7 +104,7 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 dataset: Digest of the dataset whose test split is evaluated.
                 configuration: Text of a customization.yaml: evaluation, fine_tuning, model_registry.name, seed.
             """
-            planned = select(resolve_inputs(configuration=configuration).outputs)
+            planned = select_parameters(resolve_inputs(configuration=configuration).outputs)
             return configure(evaluation(**planned, model=model, dataset=dataset)).outputs["evaluation"]  # type: ignore[no-any-return]
 
         def package_model(model: str, configuration: str = default) -> str:
@@ -114,7 +114,7 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 model: Digest of the model, as fine-tuning returns it.
                 configuration: Text of a customization.yaml: triton_packaging, seed.
             """
-            planned = select(resolve_inputs(configuration=configuration).outputs)
+            planned = select_parameters(resolve_inputs(configuration=configuration).outputs)
             return configure(triton_packaging(**planned, model=model)).outputs["repository"]  # type: ignore[no-any-return]
 
         functions: dict[str, PipelineFunction] = {

@@ -94,9 +94,10 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     (tmp_path / "storage.conf").write_text(storage)
     checkout = tmp_path / "checkout"
     (checkout / "images").mkdir(parents=True)
-    for name in ("Makefile", "hashes.txt", "embedded.txt", "images/build.sh", "images/install.sh"):
-        shutil.copy(ROOT / name, checkout / name)
-    for name in ("images/triton_version.sh", "images/contents.py", "images/bases.lock"):
+    scripts = [
+        f"images/{name}" for name in ("build.sh", "install.sh", "triton_version.sh", "contents.py", "bases.lock")
+    ]
+    for name in ("Makefile", "hashes.txt", "embedded.txt", *scripts):
         shutil.copy(ROOT / name, checkout / name)
     (checkout / "pyproject.toml").touch()
     (tmp_path / "python").write_text("#!/bin/sh\nmkdir -p dist && touch dist/tuneline-1.2.3-py3-none-any.whl\n")
@@ -105,12 +106,12 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     (checkout / "sbom.cdx.json").write_text('{"bomFormat": "CycloneDX"}\n')
     environment = {
         **os.environ,
-        **{"HOME": str(home), "BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"},
-        **{
-            "CONTAINERS_STORAGE_CONF": str(tmp_path / "storage.conf"),
-            "TMPDIR": str(tmp_path),
-            "PYTHON": str(tmp_path / "python"),
-        },
+        "HOME": str(home),
+        "BUILDAH_ISOLATION": "chroot",
+        "STORAGE_DRIVER": "vfs",
+        "CONTAINERS_STORAGE_CONF": str(tmp_path / "storage.conf"),
+        "TMPDIR": str(tmp_path),
+        "PYTHON": str(tmp_path / "python"),
     }
     server = subprocess.Popen(
         ["docker-registry", "serve", str(tmp_path / "registry.yml")],

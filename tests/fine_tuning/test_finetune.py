@@ -12,7 +12,13 @@ import pytest
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.cost.budgets import Budget, BudgetAccount, BudgetClock, BudgetReachedError, SpendingMeter
 from components.common.models import model_loading
-from components.common.runtime.errors import BusyError, ConfigurationError, InputError, TrainingError
+from components.common.runtime.errors import (
+    ArtifactDamagedError,
+    BusyError,
+    ConfigurationError,
+    InputError,
+    TrainingError,
+)
 from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning import checkpoints, stage, trainers
 from components.fine_tuning.batch_order import order_epoch
@@ -204,6 +210,29 @@ def test_checkpoint_without_valid_marker_is_incomplete(tmp_path: Path) -> None:
     assert checkpoints.is_complete(folder)
     (folder / "weights").write_text("x")
     assert not checkpoints.is_complete(folder)
+
+
+def test_trained_tensors_are_saved_once_and_a_missing_one_fails_the_restore(tmp_path: Path) -> None:
+    """A model file with all names needs no second copy; one with other names, such as those of fused experts, does."""
+    import torch
+    from safetensors.torch import save_file
+
+    model = torch.nn.ModuleDict(
+        {"gate": torch.nn.Linear(2, 2, bias=False), "experts": torch.nn.Linear(2, 2, bias=False)}
+    )
+    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+    for names, has_copy in (("gate.weight experts.weight", False), ("gate.weight experts.0.w1", True)):
+        checkpoint = tmp_path / f"copied-{has_copy}"
+        checkpoint.mkdir()
+        save_file(dict(zip(names.split(), weights.values(), strict=True)), checkpoint / "model.safetensors")
+        checkpoints.save_trainable(model, checkpoint)
+        assert (checkpoint / checkpoints.TRAINABLE_FILENAME).exists() == has_copy
+        torch.nn.init.zeros_(model["experts"].weight)
+        checkpoints.restore_trainable(model, checkpoint)
+        assert torch.equal(model["experts"].weight, weights["experts.weight"])
+    (checkpoint / checkpoints.TRAINABLE_FILENAME).unlink()
+    with pytest.raises(ArtifactDamagedError, match=r"lacks 1 trained tensor, for example experts\.weight"):
+        checkpoints.restore_trainable(model, checkpoint)
 
 
 def test_checkpoints_are_out_of_reach_of_a_run_that_lost_its_lock(tmp_path: Path) -> None:

@@ -272,10 +272,10 @@ def estimate_checkpoint_bytes(shape: ModelShape, *, full: bool) -> int:
     4 + 8 bytes per parameter; MLPerf Storage assumes 2 + 12 in mixed precision. With adaptation full the trainer writes
     the whole model, and of a model with experts, also every trained tensor under its parameter's name.
     """
-    copies = 2 if full and shape.inactive else 1
-    return (
-        shape.parameters if full else shape.trainable
-    ) * FLOAT32_BYTES * copies + shape.trainable * 2 * FLOAT32_BYTES
+    saved = shape.parameters if full else shape.trainable
+    if full and shape.inactive:
+        saved += shape.trainable
+    return (saved + 2 * shape.trainable) * FLOAT32_BYTES
 
 
 def estimate_model_bytes(shape: ModelShape, *, whole: bool) -> int:
