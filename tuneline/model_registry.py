@@ -116,7 +116,7 @@ class Registry:
         force: bool = False,
         customization: AnyCustomization = None,
     ) -> Promotion:
-        """Move an alias to an intact version that passed its serving test and was accepted against the champion.
+        """Move an alias to an intact version that passed its server test and was accepted against the champion.
 
         Args:
             name: name of the registered model.

@@ -98,7 +98,7 @@ def evaluate(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> EvaluationResult:
-    """Compare a model with its base and the incumbent, and decide whether it may be promoted.
+    """Compare a model with its base model and the incumbent, and decide whether the model may be promoted.
 
         evaluation = evaluate("model", "dataset", "evaluation")
         print(evaluation.verdict, *evaluation.reasons, sep="\\n")
@@ -190,7 +190,7 @@ def serve(
             client = openai.OpenAI(base_url=server.openai_url, api_key="none")
 
     Args:
-        repository: folder of a packaged Triton repository.
+        repository: folder of a Triton model repository that `package` built.
         host: address to listen on.
         http_port: HTTP port; 0 for any free port.
         keys: file of API keys (see `tuneline keys create`); required unless `host` is a loopback address.

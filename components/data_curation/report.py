@@ -1,4 +1,4 @@
-"""report.html of a dataset: numbers of kept, rejected and unreadable rows, with reasons and examples."""
+"""report.html of a dataset: numbers of kept, rejected and quarantined rows, with reasons and examples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ from components.data_curation.token_statistics import TokenStatistics
 MAX_SHOWN_FILES = 40
 MAX_SHOWN_LANGUAGES = 12
 SIMILARITY_STEP = 5  # percent
-UNREADABLE = "unreadable"
 BLUE, GREEN, ORANGE, GREY = "#4472b0", "#2f8f5b", "#c9772b", "#8a93a3"
 FIGURE_LABELS = {"auc": "AUC, cross-validation"}
 LANGUAGE_LABELS = {"und": "undetermined", HAN_SCRIPT: "Chinese or Japanese"}
@@ -53,7 +52,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: Cu
     rows, splits = summary["rows"], summary["splits"]
     figures = {"rows in": rows["in"], "kept": rows["kept"], "rejected": sum(rows["rejected"].values())}
     if rows["quarantined"]:
-        figures[UNREADABLE] = rows["quarantined"]
+        figures[QUARANTINED] = rows["quarantined"]
     if tokens := statistics.tokens:
         figures["tokens, estimated" if tokens.is_estimated else "tokens"] = tokens.total
     shares = [[name, count, f"{count / rows['kept']:.1%}"] for name, count in splits.items()]
@@ -79,14 +78,14 @@ def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int], statistics:
     groups: Counter[str] = Counter()
     for reason, count in rejected.items():
         groups[REJECT_REASONS[reason].group] += count
-    results = {KEPT: rows["kept"], **dict(groups.most_common()), UNREADABLE: rows["quarantined"]}
+    results = {KEPT: rows["kept"], **dict(groups.most_common()), QUARANTINED: rows["quarantined"]}
     results = {name: count for name, count in results.items() if count}
     filled = {name: count for name, count in splits.items() if count}
     links = [("read", name, count) for name, count in results.items()]
     links += [(KEPT, name, count) for name, count in filled.items()]
-    colours = {"read": BLUE, **dict.fromkeys(results, ORANGE), UNREADABLE: GREY}
+    colours = {"read": BLUE, **dict.fromkeys(results, ORANGE), QUARANTINED: GREY}
     colours |= dict.fromkeys((KEPT, *filled), GREEN)
-    flow_caption = "Every row is counted once: kept, rejected for one reason, or unreadable."
+    flow_caption = "Every row is counted once: kept, rejected for one reason, or quarantined."
     reasons = render_paragraph("No row was rejected.")
     if rejected:
         caption = "rejected.parquet contains every rejected row with its reason and the measured value."
@@ -178,7 +177,7 @@ def _render_scorer(statistics: ScorerStatistics) -> str:
 
 
 def _render_tokens(tokens: TokenStatistics) -> str:
-    """Render the token figures, the length histogram and the packing for the training length."""
+    """Render the token figures, the length histogram and the packing at the maximum row length."""
     figures = {"mean tokens per row": tokens.mean, "median": tokens.percentiles[50]}
     figures |= {f"{p}th percentile": count for p, count in tokens.percentiles.items() if p != 50}
     tops = sorted({*(1 << n for n in range(40)), *tokens.histogram, tokens.max_length})
@@ -186,10 +185,10 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     names = {top: f"{max((end for end in tops if end < top), default=0) + 1:,}–{top:,}" for top in shown}
     bars = {name: tokens.histogram.get(top, 0) for top, name in names.items()}
     truncated = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
-    length = f"than the training length of {tokens.max_length:,} tokens"
+    length = f"than the maximum row length of {tokens.max_length:,} tokens"
     legend = f"Orange: longer {length}, and truncated." if truncated else f"No row is longer {length}."
     packing = [
-        ["training length", f"{tokens.max_length:,} tokens"],
+        ["maximum row length", f"{tokens.max_length:,} tokens"],
         ["truncated rows", f"{tokens.truncated_rows:.1%}"],
         ["truncated tokens", f"{tokens.truncated_tokens:.1%}"],
         ["utilization, one row per sequence", f"{tokens.unpacked_utilization:.1%}; the rest is padding"],
@@ -255,13 +254,11 @@ def _render_texts(rejected: Mapping[str, int], statistics: CurationStatistics) -
 
 def _render_files(sources: Sequence[Source], quarantined: int, statistics: CurationStatistics) -> dict[str, str]:
     """Return the sections on files. Files with the same name are counted together, as in rejected.parquet."""
-    unreadable = ""
+    table = ""
     if statistics.unread:
         records = [[record.file, record.line, record.reason] for record in statistics.unread]
-        note = (
-            f"{format_count(quarantined, 'unreadable record')} in total. quarantine.jsonl contains the complete list."
-        )
-        unreadable = render_table(["file", "line", "reason"], records) + render_paragraph(note, "soft")
+        note = f"{format_count(quarantined, 'quarantined record')} in total. quarantine.jsonl lists all of them."
+        table = render_table(["file", "line", "reason"], records) + render_paragraph(note, "soft")
     sizes: Counter[str] = Counter()
     for source in sources:
         sizes[source.name] += source.bytes
@@ -272,10 +269,10 @@ def _render_files(sources: Sequence[Source], quarantined: int, statistics: Curat
         lines.append(
             [name, results.total(), results[KEPT], share, results[REJECTED], results[QUARANTINED], sizes.get(name)]
         )
-    header = ["file", "rows", "kept", "share of kept", "rejected", UNREADABLE, "bytes"]
+    header = ["file", "rows", "kept", "share of kept", "rejected", QUARANTINED, "bytes"]
     digests = [[source.name, source.sha256] for source in sources]
     return {
-        "Unreadable records": unreadable,
+        "Quarantined records": table,
         "Sources": _render_first_files(header, lines),
         "Source digests": _render_first_files(["file", "sha256"], digests),
     }

@@ -350,7 +350,7 @@ def _compute_recipe_digest(inputs: Sequence[ArtifactInput], config: Mapping[str,
     settings = {name: value for name, value in config.items() if name not in SETTINGS_OUTSIDE_IDENTITY}
     if names := settings.get("personal_data", {}).get("names"):
         settings["personal_data"] = {**settings["personal_data"], "names": {**names, "model": bool(names.get("model"))}}
-    if _has_documents(inputs, config):  # their chunks depend on the tokenizer and the training length
+    if _has_documents(inputs, config):  # their chunks depend on the tokenizer and the maximum row length
         settings["chunks"] = {name: config.get("tokens", {}).get(name) for name in ("base_model", "max_length")}
     files = [[one.kind, one.uri, one.content_sha256, *([one.settings] if one.settings else [])] for one in inputs]
     return hashing.digest({"inputs": files, "config": settings, "seed": seed})

@@ -1,4 +1,4 @@
-"""Token statistics of a dataset: total, lengths, truncation at the training length, and packing.
+"""Token statistics of a dataset: total, lengths, truncation at the maximum row length, and packing.
 
 Rows are rendered with the model's chat template and tokenized as in training, but without transformers and torch, which
 the curation image does not contain.
@@ -33,7 +33,7 @@ class TokenStatistics:
 
     Attributes:
         model: the base model.
-        max_length: the training length in tokens.
+        max_length: the maximum row length in tokens.
         rows: the number of rows.
         sampled: the number of rows in the sample.
         measured: `sampled` without answers labelled bad, which training skips, and rows that the template rejects.
@@ -84,7 +84,7 @@ def measure_tokens(
     Args:
         splits: the splits' Parquet files.
         kind: the kind of the rows.
-        config: the model whose tokenizer is used, the training length and the size of the sample.
+        config: the model whose tokenizer is used, the maximum row length and the size of the sample.
         reporter: receives the progress.
     """
     from pyarrow import parquet

@@ -1,1 +1,1 @@
-"""Evaluation stage: score the candidate, its base and the incumbent on the same items, and apply the promotion gate."""
+"""Evaluation stage: score the candidate, its base model and the incumbent on the same items, and apply the promotion gate."""

@@ -21,7 +21,7 @@ def evaluation(
     curated_dataset: dsl.Input[dsl.Dataset] = None,
     tuned_model: dsl.Input[dsl.Model] = None,
 ) -> NamedTuple("Outputs", [("evaluation", str), ("verdict", str), ("packaging", str)]):
-    """Compare a model with its base and the incumbent.
+    """Compare a model with its base model and the incumbent.
 
     Args:
         config: The section evaluation of the customization, as JSON.

@@ -9,7 +9,7 @@ from components.common.gate_rules import LIMIT_KEYS
 from components.common.reporting import html_report
 from components.common.runtime.counts import format_count
 from components.evaluation.evaluation_result import UNCHANGED, UNCHANGED_REASON, JSONObject
-from components.evaluation.promotion_gate import RuleResult
+from components.evaluation.promotion_gate import DETECTION_POWER, RuleResult
 from components.evaluation.task_results import ROLES, TaskResult
 
 MAX_SHOWN_ITEMS = 5  # per task and section
@@ -79,7 +79,7 @@ def render_page(
 
 
 def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
-    """Return a table of the limits, the bounds, and the smallest differences that the items can show."""
+    """Return a table of the rules with their limits, bounds and smallest detectable differences."""
     head = ["rule", "outcome", "bound", "confidence", "detectable", "harmed items", "unjudged slices"]
     rows: list[list[object]] = []
     for result in rule_results:
@@ -99,7 +99,8 @@ def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
             ]
         )
     note = (
-        "Detectable: the smallest gain, share of harmed items or loss per slice that the rule detects with these items."
+        "Detectable: the smallest gain, share of harmed items or loss in a slice that these items can show; for slices, with "
+        f"{DETECTION_POWER:.0%} probability."
     )
     return html_report.render_table(head, rows) + html_report.render_paragraph(note)
 
@@ -203,7 +204,7 @@ def _list_values(values: JSONObject) -> list[object]:
 
 
 def _render_slice_tables(content: JSONObject, results: Mapping[str, TaskResult]) -> str:
-    """Return a plot and a table of the first metric of each task."""
+    """Return, for each task with slices, a plot and a table of its first metric by slice."""
     parts = ""
     for task, by_metric in content["slices"].items():
         metric, slices = next(iter(by_metric.items()))

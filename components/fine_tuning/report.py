@@ -146,7 +146,7 @@ def _describe_training(summary: dict[str, Any], config: Recipe) -> list[str]:
 
 
 def _describe_changed_rows(rows: dict[str, Any], config: Recipe) -> list[str]:
-    """Return sentences about the rows that were truncated, skipped or left out."""
+    """Return sentences about truncated, skipped and omitted rows."""
     sentences = []
     if config.objective_spec.generates:
         if rows["without_answer"]:
@@ -162,7 +162,7 @@ def _describe_changed_rows(rows: dict[str, Any], config: Recipe) -> list[str]:
         sentences.append(f"{truncated} truncated to {config.max_length} tokens, which removed {removed}.")
     if rows["without_answer"]:
         skipped = format_count(rows["without_answer"], "row was", "rows were")
-        sentences.append(f"{skipped} skipped, because no token to learn is within that length.")
+        sentences.append(f"{skipped} skipped, because the first {config.max_length} tokens contain no token to learn.")
     return sentences
 
 
@@ -229,7 +229,7 @@ def _render_sweep(sweep: Sequence[SweepEntry]) -> str:
 
 
 def _list_validation_metrics(summary: dict[str, Any], *, has_rewards: bool) -> dict[str, float | None]:
-    """Return the validation losses of base model and result; with rewards the mean rewards, of which the loss is 1 − x."""
+    """Return the validation losses of base model and result or, with rewards, the mean rewards (1 − loss)."""
     losses: list[float | None] = [summary["validation_loss_before"], summary["validation_loss"]]
     if has_rewards:
         losses = [None if loss is None else 1 - loss for loss in losses]
@@ -238,7 +238,7 @@ def _list_validation_metrics(summary: dict[str, Any], *, has_rewards: bool) -> d
 
 
 def _render_rewards(log: Log) -> str:
-    """Render plots of the rewards, of the lengths of answers, and of the divergence from the model before the training."""
+    """Render plots of the rewards, of the lengths of answers, and of the divergence from the model before training."""
     by_reward = [name for name in dict.fromkeys(key for line in log for key in line) if name.startswith("reward_")]
     plots = [
         (

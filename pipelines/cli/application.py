@@ -43,7 +43,7 @@ ConfigsOption = Annotated[
         "-c",
         "--config",
         readable=False,
-        help="customization.yaml. Default: the demo's configuration. Repeatable: all run in sequence. Each run tunes the "
+        help="customization.yaml. Default: the demo's configuration. Repeatable: the runs are in sequence. Each run tunes the "
         "model of the previous run unless its file sets fine_tuning.base_model.",
     ),
 ]
@@ -109,7 +109,10 @@ CaCertOption = Annotated[
     ),
 ]
 ReferenceArgument = Annotated[
-    str, typer.Argument(metavar="NAME[@ALIAS]", help="NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion.")
+    str,
+    typer.Argument(
+        metavar="NAME[@ALIAS]", help="Model version: NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion."
+    ),
 ]
 HttpPortOption = Annotated[int, typer.Option("--http-port", help="HTTP port; 0 for any free port.")]
 KeysOption = Annotated[
@@ -127,7 +130,7 @@ CaptureOption = Annotated[
     Path | None,
     typer.Option(
         "--capture",
-        help="Capture file, which selects the requests to store and sets the storage location. Default: store no request.",
+        help="Capture file, which selects the requests to store and sets the storage location. Default: no requests are stored.",
     ),
 ]
 DrainOption = Annotated[
@@ -172,10 +175,10 @@ def load_config(config: Path | None, sets: list[str]) -> Customization:
 
 
 def warn_of_unused_file() -> None:
-    """Report on standard error a customization.yaml of the current folder that a command without -c does not read."""
+    """Warn on standard error if the current folder has a customization.yaml that a command without -c ignores."""
     if Path(CUSTOMIZATION_FILENAME).is_file():
         print(
-            f"tuneline: {CUSTOMIZATION_FILENAME} of this folder is not used; to use it, add -c {CUSTOMIZATION_FILENAME}",
+            f"tuneline: {CUSTOMIZATION_FILENAME} in this folder is not used; to use it, add -c {CUSTOMIZATION_FILENAME}",
             file=sys.stderr,
         )
 

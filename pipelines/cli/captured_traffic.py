@@ -175,7 +175,7 @@ def sample_traffic(
             min=0,
             max=0.9,
             help="Share of subjects that `tuneline retrain` holds back. Only requests of these subjects are drawn. 0: "
-            "draw from all.",
+            "draw from all subjects.",
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
@@ -206,10 +206,10 @@ def _check_choice(option: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def read_latest_feedback(paths: list[Path]) -> dict[str, Mapping[str, Any]]:
-    """Return the feedback that counts by the answer's id.
+    """Return the latest feedback by the answer's id.
 
-    The correction of a sampled request replaces a user's, because users choose what they correct. Personal data in it is
-    masked, as the gateway does in other corrections.
+    The correction of a sampled request replaces a user's correction, because users choose which answers they correct.
+    Personal data in it is masked, as the gateway masks it in other corrections.
     """
     from components.common import personal_data
     from pipelines.capture import review_sample

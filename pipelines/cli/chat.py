@@ -98,7 +98,7 @@ class Conversation:
         """Send a message, print the answer while it arrives, and add both to the conversation.
 
         After an error, the message is not part of the conversation. After Ctrl-C, the conversation keeps the message
-        and the text so far, if there is any.
+        and the part of the answer that has arrived.
 
         Raises:
             UsageError, EngineMissingError: as ChatClient.stream.
@@ -202,7 +202,7 @@ def hold_conversation(conversation: Conversation) -> None:
 
 
 def format_answer(answer: Answer) -> str:
-    """Return the facts about an answer: version, tokens, times."""
+    """Return version, token counts and times of an answer as text."""
     facts = [f"version {answer.version}"] if answer.version else []
     if answer.usage:
         facts.append(f"{answer.usage.get('prompt_tokens')} + {answer.usage.get('completion_tokens')} tokens")
@@ -328,7 +328,7 @@ def serve_package(repository: Path, reporter: Reporter) -> Iterator[str]:
 def _answer_signals() -> Iterator[None]:
     """Ctrl-C interrupts once, so that only the answer stops; SIGTERM ends the chat.
 
-    input() notices a signal that arrives just before it waits for a key only with that key. A timer interrupts the wait.
+    Without a timer, input() would handle a signal that arrives just before it waits for a key only after a key press.
     """
 
     def end(number: int, _: object) -> None:
@@ -360,5 +360,5 @@ def _build_result(model: str, answer: Answer) -> dict[str, Any]:
 
 
 def _note(text: str) -> None:
-    """Print a message to the user; standard output has only answers."""
+    """Print a message to the user; standard output contains only answers."""
     print_text(text, file=sys.stderr)

@@ -64,7 +64,7 @@ def _format_groups(groups: list[dict[str, Any]], by: str, since: str) -> list[st
     """Return a table; an unknown figure is a dash."""
     if not groups:
         return [f"no recorded runs since {since}" if since else "no recorded runs; start a run with `tuneline run`"]
-    table = [[by, "runs", "hours", "CPU hours", "GPU hours", "kWh", "GiB-days", "cost"]]
+    table = [[by, "runs", "hours", "CPU-hours", "GPU-hours", "kWh", "GiB-days", "cost"]]
     for group in groups:
         amounts = [group[name] for name in ("hours", "cpu_hours", "gpu_hours", "kwh", "gib_days")]
         cost = "–" if group["cost"] is None else f"{group['cost']:.2f} {group['currency']}".rstrip()

@@ -54,7 +54,7 @@ def doctor(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> int:
-    """Check that this machine, or a cluster (-p), meets tuneline's requirements. Show a remedy for each failure."""
+    """Check that this machine, or a cluster (-p), meets tuneline's requirements. Show a fix for each failure."""
     from components.common.reporting.check_findings import all_passed
     from pipelines.planning import fit_checks, resource_requests
 

@@ -252,7 +252,7 @@ def format_explanation(result: Mapping[str, Any]) -> list[str]:
     """Return the result of `explain` as lines: answer, words, deletion figures, training rows, warnings."""
     lines = [f"answer: {result['answer']}", f"log-probability: {result['logprob']:.2f} nats", ""]
     words = sorted(result["tokens"], key=lambda one: -one["score"])[:SHOWN_WORDS]
-    columns = (result["unit"], "loss without it, nats")
+    columns = (result["unit"], "loss if removed, nats")
     lines += tables.render(tables.build_table(columns, [(one["text"], f"{one['score']:+.2f}") for one in words]))
     effects = [
         (one["method"], f"{one['share']:.0%}", f"{one['removed']:+.2f}", f"{one['kept']:+.2f}")

@@ -29,7 +29,7 @@ def export(
         str,
         typer.Argument(
             metavar="NAME[@ALIAS]|DATASET",
-            help="NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion. For croissant, also the folder or dvc:// URI of a dataset.",
+            help="Model version: NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion. For croissant, also the folder or dvc:// URI of a dataset.",
         ),
     ],
     format_: Annotated[

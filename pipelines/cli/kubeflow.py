@@ -140,7 +140,7 @@ def _compile(
 ) -> tuple[list[str], dict[str, str]]:
     """Compile the pipeline with the paths of the pods; print and return the warnings, and the requests that were filled in.
 
-    Requests are filled in for a customization that is given; the defaults are those of no particular one.
+    Requests are filled in only with -c or --set: the default customization does not describe a real workload.
     """
     from pipelines.config.customization_chain import load_chain
     from pipelines.config.platform_config import load_platform

@@ -41,7 +41,10 @@ def register(
     evaluation: Annotated[Path, typer.Option("--evaluation", help="Folder of the model's evaluation.")],
     repository: Annotated[
         Path | None,
-        typer.Option("--repository", help="Folder of the model's Triton repository. Omit it for a refused candidate."),
+        typer.Option(
+            "--repository",
+            help="Folder of the model's Triton model repository. Omit this option for a refused candidate.",
+        ),
     ] = None,
     name: Annotated[
         str,
@@ -96,7 +99,7 @@ def promote(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Move an alias to an intact version that passed its serving test and was accepted against the current champion."""
+    """Move an alias to an intact version that passed its server test and was accepted against the current champion."""
     if force and not reason.strip():
         raise UsageError("--force requires --reason", hint="Give a reason with --reason; the history records it.")
     customization = load_config(config, sets)

@@ -177,7 +177,7 @@ def retrain(
 
 
 def _check_options(triggers: TriggerOptions, *, has_rows: bool, dry_run: bool) -> None:
-    """Check the options that need no file. `has_rows` states whether the traffic can give rows."""
+    """Check the options that need no file. `has_rows` states whether --feedback or --unrated selects rows."""
     if not (triggers.drift or triggers.min_feedback or triggers.every_days):
         raise UsageError(
             "no trigger is set; expected --drift, --min-feedback or --every-days",

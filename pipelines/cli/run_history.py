@@ -87,7 +87,7 @@ def logs(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the logs of a run's stages and their engines."""
+    """Print the logs of a run's stages."""
     if follow and as_json:
         raise UsageError(
             "--follow cannot be combined with --json, which prints one object", hint="Omit --follow or --json."
@@ -146,7 +146,7 @@ def open_report(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the address of a run's report, and the MLflow server or the command that shows the run in MLflow."""
+    """Print the URL of a run's report, and the MLflow tracking URI or, without a tracking server, the `mlflow ui` command."""
     from pipelines.runs import run_folder, run_status
 
     run = run_folder.find_run(Workdir(workdir.absolute()), name)

@@ -48,7 +48,7 @@ def compare_shadow_answers(
 def _format_comparisons(result: dict[str, Any]) -> list[str]:
     head = format_count(result["shadow_answers"], "captured shadow answer")
     if not result["comparisons"]:
-        return [f"{head}; none belongs to a corrected answer"]
+        return [f"{head}; no client's answer to the same request was corrected"]
     columns = ("answered", "shadow", "corrected", "subjects", "difference", "interval", "evidence", "decision")
     rows = []
     for each in result["comparisons"]:

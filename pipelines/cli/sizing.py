@@ -1,4 +1,4 @@
-"""`tuneline size`: the requirements of customizations, before anything is bought or reserved."""
+"""`tuneline size`: requirements of customizations, estimated before hardware is bought or reserved."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ MicroBatchOption = Annotated[
     typer.Option(
         "--micro-batch",
         min=1,
-        help="Rows per GPU in one forward pass. Default: the number that fits into memory.",
+        help="Rows per GPU in one forward pass. Default: the number that fits in memory.",
         rich_help_panel=PLACE,
     ),
 ]

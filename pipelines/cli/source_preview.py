@@ -97,7 +97,7 @@ def _format_preview(preview: SourcePreview, rows: int) -> Iterator[str]:
         if preview.is_cached:
             yield "  To use these columns, correct them if necessary and add them to the source in customization.yaml:"
         else:
-            yield "  To use these columns, correct them if necessary and write in customization.yaml:"
+            yield "  To use these columns, correct them if necessary and add these lines to customization.yaml:"
             entry = {"data_curation": {"sources": [entry]}}
         yield yaml.safe_dump(entry, sort_keys=False, allow_unicode=True).rstrip()
 

@@ -89,7 +89,7 @@ def curate(
     rows = result.rows
     rejected = ", ".join(f"{count} {reason}" for reason, count in rows["rejected"].items()) or "none"
     lines = [
-        f"{rows['kept']} of {rows['in']} rows kept; rejected: {rejected}; unreadable: {rows['quarantined']}",
+        f"{rows['kept']} of {rows['in']} rows kept; rejected: {rejected}; quarantined: {rows['quarantined']}",
         *format_unreadable(output),
         *format_evaluation_sets(output),
         "splits: " + ", ".join(f"{split} {count:,}" for split, count in result.splits.items()),
@@ -145,7 +145,7 @@ def evaluate(
     fail_on_refusal: FailOnRefusalOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Compare a model with its base and the incumbent, and decide whether it may be promoted."""
+    """Compare a model with its base model and the incumbent, and decide whether the model may be promoted."""
     customization = load_config(config, sets)
     from pipelines.runs import single_stages
 
@@ -213,7 +213,9 @@ def package(
 
 @app.command()
 def serve(
-    repository: Annotated[Path, typer.Argument(help="Folder of a packaged Triton repository.")],
+    repository: Annotated[
+        Path, typer.Argument(help="Folder of a Triton model repository that `tuneline package` built.")
+    ],
     http_port: HttpPortOption = 8000,
     host: HostOption = "127.0.0.1",
     keys: KeysOption = None,

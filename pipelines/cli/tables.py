@@ -150,7 +150,7 @@ def format_diff(diff: Mapping[str, Any]) -> list[str]:
     ]
     if changes:
         tables.append(build_table(["change", "rows", "examples"], changes))
-    reasons = [*diff["reasons"].items(), ("(unreadable)", diff["quarantined"])]
+    reasons = [*diff["reasons"].items(), ("(quarantined)", diff["quarantined"])]
     rejected = [(reason, n["before"], n["after"], f"{n['after'] - n['before']:+,}") for reason, n in reasons]
     return [head, *render(*tables, build_table(["rejected as", "before", "after", "+/−"], rejected))]
 

@@ -108,7 +108,7 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
             return configure(evaluation(**planned, model=model, dataset=dataset)).outputs["evaluation"]  # type: ignore[no-any-return]
 
         def package_model(model: str, configuration: str = default) -> str:
-            """Build a Triton repository from a model of the store, and test it in a Triton server.
+            """Build a Triton model repository from a model of the store, and test the repository in a Triton server.
 
             Args:
                 model: Digest of the model, as fine-tuning returns it.

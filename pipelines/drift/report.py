@@ -73,7 +73,7 @@ def _render_verdict(result: Mapping[str, Any]) -> str:
         verdict = f"Alarm: prompts have changed. The e-value reached {alarm.THRESHOLD:g} in the window that ends {first['to'][:16].replace('T', ' ')} UTC."
         text = html_report.render_paragraph(verdict, "bad")
     else:
-        text = html_report.render_paragraph("No alarm: no evidence that prompts have changed.", "good")
+        text = html_report.render_paragraph("No alarm: the evidence of a change is below the alarm threshold.", "good")
     tiles = {
         "current e-value": float(windows[-1]["e_value"]),
         "alarm threshold": alarm.THRESHOLD,
@@ -176,7 +176,7 @@ def _render_examples(clusters: Sequence[Cluster], far_share: float) -> str:
 def _render_method(result: Mapping[str, Any]) -> str:
     return html_report.render_paragraph(
         f"Each window is compared with the reference and all earlier windows by a permutation test on whitened principal "
-        f"components of the {result['embeddings']} embeddings. The e-value combines the windows. Without drift, and if "
+        f"components of the {result['embeddings']} embeddings. The e-value combines the evidence of all windows. Without drift, and if "
         f"prompts of the same window are no more alike than prompts of different windows, the probability that the "
         f"e-value ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. "
         f"The statistic of reference windows is {result['inflation']:.2f} times as large as that of random windows; "

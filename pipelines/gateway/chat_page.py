@@ -1,4 +1,4 @@
-"""The built-in chat page: static files that use this gateway only. They need no key; the page asks for one."""
+"""The built-in chat page: static files that use this gateway only. The files require no key; the page asks the user for a key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADERS = {
 
 
 def create_routes(*, has_feedback: bool) -> list[Route]:
-    """Return the routes of the page, its script and style, and /chat/config.json; / leads to the page.
+    """Return the routes of the page, its script and style, and /chat/config.json; / redirects to the page.
 
     Args:
         has_feedback: whether the gateway stores feedback; the page shows its buttons only then.

@@ -17,7 +17,7 @@ PLOTTED_NODES = 6  # numbers of nodes in the plots, from the smallest cluster on
 
 
 def format_cluster(result: Json) -> list[str]:
-    """Return the result as lines: demand, cluster, waiting times, what limits it, and the bill of materials."""
+    """Return the result as lines: demand, cluster, waiting times, the bound, and the bill of materials."""
     weekly, wait, shares = result["customizations_per_week"], result["wait_hours"], result["utilization"]
     capacity, binds = weekly["capacity"], result["binds"]
     who = format_count(result["teams"], "team") if result["teams"] else "enough teams"
@@ -98,7 +98,7 @@ def render_report(request: ClusterRequest, result: Json) -> str:
 
 
 def render_main_sections(result: Json) -> dict[str, str]:
-    """Return HTML by heading: key figures, what binds, the demand, the bill of materials, utilization and memory."""
+    """Return HTML by heading: key figures, the bound, the demand, the bill of materials, utilization and memory."""
     binds, models = result["binds"], result["demand"]
     tiles = {
         "nodes": result["nodes"],

@@ -986,14 +986,14 @@ def format_estimate(result: Json) -> list[str]:
     largest = memory["largest_stage"]
     return [
         "dry run: nothing was written",
-        f"rows      {rows['kept']} of {rows['in']} kept; rejected: {rejected}; unreadable: {rows['quarantined']}; "
+        f"rows      {rows['kept']} of {rows['in']} kept; rejected: {rejected}; quarantined: {rows['quarantined']}; "
         f"formats: {formats}",
         f"          {splits} (near-duplicates not removed)",
         *(
             f"          first row rejected as {reason}: {place}"
             for reason, place in result["dropped"]["first_rejected"].items()
         ),
-        *(f"          unreadable: {record}" for record in result["dropped"]["first_unreadable"]),
+        *(f"          quarantined: {record}" for record in result["dropped"]["first_unreadable"]),
         f"tokens    {tokens['mean']:g} per row, at most {tokens['longest']}; {tokens['cut_share']:.1%} of the rows are "
         f"truncated ({basis['tokens']})",
         f"training  {format_count(result['steps'], 'step')} ({basis['steps']}), {tokens['trained']:,} tokens, "

@@ -79,7 +79,7 @@ class TrainingSize(_Size):
 
     @property
     def binds(self) -> dict[str, str]:
-        """What decides the number of GPUs, `bound`, and its `reason`."""
+        """The limit that determines the number of GPUs (`bound`), and its `reason`."""
         return dict(self.values["binds"])
 
     @property
@@ -157,7 +157,7 @@ class ClusterSize(_Size):
         return cluster_report.format_cluster(self.values)
 
     def render_page(self) -> str:
-        """Return the HTML page, which takes a simulation for each number of nodes in its plots."""
+        """Return the HTML page. This simulates the cluster for each number of nodes in the plots."""
         return cluster_report.render_report(self.request, self.values)
 
     def render_sections(self) -> Mapping[str, str]:
@@ -173,7 +173,7 @@ def size(customization: Customization, options: SizeOptions, reporter: Reporter)
     """Size a training run or, with a demand, a cluster.
 
     Raises:
-        UsageError: an option is invalid, or nothing meets the limits.
+        UsageError: an option is invalid, or no configuration meets the limits.
     """
     request = size_options.build_request(customization, options, reporter)
     if isinstance(request, SizingRequest):

@@ -66,7 +66,7 @@ def render_report(result: Json) -> str:
 
 
 def render_main_sections(result: Json) -> dict[str, str]:
-    """Return HTML by heading: key figures, what binds, ranges, the bill of materials and the memory of a GPU."""
+    """Return HTML by heading: key figures, the bound, ranges, the bill of materials and the memory of a GPU."""
     hours, binds = result["hours"], result["binds"]
     tiles = {
         f"× {result['gpu']} per training run": result["gpus"],
@@ -108,7 +108,7 @@ def _plain(value: float) -> float:
 
 
 def _list_materials(result: Json) -> list[list[object]]:
-    """Return item, quantity and reason of what all training runs need at the same time."""
+    """Return item, quantity and reason of the resources that all concurrent training runs need."""
     parallel, storage, energy, serving = result["parallel"], result["storage"], result["energy"], result["serving"]
     together = f"{parallel['models']} × {result['gpus']} GPUs" if parallel["models"] > 1 else result["binds"]["reason"]
     power = f"{energy['kilowatts'] * parallel['models']:,g} kW" if energy else "unknown"

@@ -268,7 +268,7 @@ def _translate_error(error: TunelineError | OSError) -> TunelineError:
 
 
 def _check_outputs(context: _TraceContext) -> tuple[list[Link], Artifact | None]:
-    """Check the Triton repository if the version has one, the evaluation and the model, which is the last link.
+    """Check the Triton model repository if the version has one, the evaluation and the model, which is the last link.
 
     Returns:
         The links, and the model's artifact; None if it is broken.

@@ -76,7 +76,7 @@ def _count_rows(dataset: Json) -> dict[str, int]:
     return {
         "in": rows["in"],
         "kept": rows["kept"],
-        "unreadable": rows["quarantined"],
+        "quarantined": rows["quarantined"],
         **{f"rejected: {reason}": count for reason, count in rows["rejected"].items()},
         **{f"{split} split": count for split, count in dataset["splits"].items()},
     }
@@ -102,8 +102,8 @@ def _describe_duration(stage: Json | None) -> object:
 def build_metric_table(comparison: Json) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of the metrics.
 
-    A run has a column with its candidate's value, one with the interval of candidate − base, and from the second run on
-    one with the difference to the first run's candidate and its interval.
+    Each run has a column with its candidate's value and one with the interval of candidate − base. From the second run
+    on, a third column has the difference from the first run's candidate and its interval.
     """
     head = ["metric", "items", "base"]
     for number, run in enumerate(comparison["runs"]):

@@ -57,7 +57,7 @@ def format_run(result: dict[str, Any]) -> list[str]:
 
 
 def format_unreadable(dataset: Path) -> list[str]:
-    """Return lines about unreadable records: their number, the first one and the file; [] if every record is readable."""
+    """Return lines about quarantined records: their number, the first record and the file; [] without such records."""
     quarantine = dataset / "quarantine.jsonl"
     records = quarantine.read_text(encoding="utf-8").splitlines()
     if not records:
@@ -65,7 +65,7 @@ def format_unreadable(dataset: Path) -> list[str]:
     first = json.loads(records[0])
     count = "1 record" if len(records) == 1 else f"{len(records):,} records"
     return [
-        f"unreadable: {count} skipped, the first at {first['file']}:{first['line']}: {first['why']}",
+        f"quarantined: {count}, the first at {first['file']}:{first['line']}: {first['why']}",
         f"  all records: {quarantine}",
     ]
 

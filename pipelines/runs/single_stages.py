@@ -110,7 +110,7 @@ def evaluate_model(
     incumbent: str = "",
     overwrite: bool = False,
 ) -> EvaluationResult:
-    """Compare a model with its base and the incumbent, and decide whether it may be promoted.
+    """Compare a model with its base model and the incumbent, and decide whether the model may be promoted.
 
     Args:
         model: folder of a tuned model, or source of a base model.

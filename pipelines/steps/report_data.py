@@ -115,7 +115,7 @@ def _list_stages(events: Path) -> list[Record]:
 
 
 def _describe_package(repository: Artifact) -> Record:
-    """Return the package's backend, the proof of its answers, and the measured quantization."""
+    """Return the package's backend, its test results in Triton and, if quantized, the measured increase in loss."""
     proof = json.loads((repository.path / "proof.json").read_text(encoding="utf-8"))
     summary = repository.manifest.summary
     return {

@@ -128,14 +128,14 @@ def _render_data(data: Record) -> str:
     rows, splits = data["rows"], data["splits"]
     outcome = {"kept": rows["kept"], **rows["rejected"]}
     if rows["quarantined"]:
-        outcome["unreadable"] = rows["quarantined"]
+        outcome["quarantined"] = rows["quarantined"]
     links = [("rows in", name, count) for name, count in outcome.items()]
     links += [("kept", name, count) for name, count in splits.items()]
     plot = html_report.plot_flow(
         [{"rows in": rows["in"]}, outcome, splits],
         links,
-        {"kept": GREEN, "unreadable": RED, **dict.fromkeys(rows["rejected"], ORANGE)},
-        caption="Every input row is counted once: kept, rejected for the reason shown, or unreadable. "
+        {"kept": GREEN, "quarantined": RED, **dict.fromkeys(rows["rejected"], ORANGE)},
+        caption="Every input row is counted once: kept, rejected for the reason shown, or quarantined. "
         "Each kept row is in one split.",
     )
     shown = data["sources"][:MAX_SHOWN_SOURCES]
@@ -151,10 +151,10 @@ def _render_data(data: Record) -> str:
         ]
         sources += html_report.render_table(head, sets)
     examples = {f"{d['reason']} · {d['detail']} · {d['source']}:{d['line']}": d["text"] for d in data["dropped"]}
-    examples |= {f"unreadable · {u['file']}:{u['line']}": u["why"] for u in data["unreadable"]}
+    examples |= {f"quarantined · {u['file']}:{u['line']}": u["why"] for u in data["unreadable"]}
     if not examples:
-        return plot + sources + html_report.render_paragraph("No row was rejected or unreadable.", "soft")
-    note = "Examples of rejected rows and unreadable records. The dataset's rejected.parquet and quarantine.jsonl list all of them."
+        return plot + sources + html_report.render_paragraph("No row was rejected or quarantined.", "soft")
+    note = "Examples of rejected and quarantined rows. The dataset's rejected.parquet and quarantine.jsonl list all of them."
     return plot + sources + html_report.render_paragraph(note, "soft") + html_report.render_cards(examples)
 
 
@@ -212,11 +212,12 @@ def _render_comparison(evaluation: Record) -> str:
 def _render_package(package: Record | None, verdict: str, kind: str) -> str:
     if package is None and kind == REWARD_MODEL:
         return html_report.render_paragraph(
-            "A reward model is registered without a package, because it scores answers and generates none.", "soft"
+            "Reward models are registered without a package, because they score answers and do not generate text.",
+            "soft",
         )
     if package is None:
         return html_report.render_paragraph(
-            f"The candidate was {verdict}; only accepted candidates are packaged.", "soft"
+            f"Not packaged: the verdict is {verdict}, and only accepted candidates are packaged.", "soft"
         )
     proof = package["proof"]
     if proof is None:
@@ -232,8 +233,8 @@ def _render_package(package: Record | None, verdict: str, kind: str) -> str:
         }
     )
     text = (
-        "A Triton server loaded the package. The package's answers to the golden prompts over HTTP and gRPC match those of "
-        "the unpackaged model."
+        "A Triton server loaded the package. Its answers to the golden prompts over HTTP and gRPC match the answers of the "
+        "unpackaged model."
     )
     answers = [[answer["prompt"], answer["text"], answer["match"]] for answer in package["answers"]]
     return (
@@ -292,7 +293,7 @@ def _render_cost(record: Record) -> str:
     costs.append(("all artifacts of this run", "built in this or earlier runs", record["cost_to_make"]))
     rates = CostRates.model_validate(record["rates"])
     figures = [rates.convert(cost) for _, _, cost in costs]
-    head = ["stage", "", "wall seconds", "CPU hours", "GPU hours"]
+    head = ["stage", "", "wall seconds", "CPU-hours", "GPU-hours"]
     rows = [
         [stage, note, cost["seconds"], cost["cpu_seconds"] / 3600, cost["gpu_seconds"] / 3600]
         for stage, note, cost in costs
@@ -307,13 +308,13 @@ def _render_cost(record: Record) -> str:
             rows = [[*row, values[name]] for row, values in zip(rows, figures, strict=True)]
     unpriced = sorted(
         {
-            {"kwh": "kWh", "cpu_hours": "CPU hours", "gpu_hours": "GPU hours"}.get(name, name)
+            {"kwh": "kWh", "cpu_hours": "CPU-hours", "gpu_hours": "GPU-hours"}.get(name, name)
             for values in figures
             for name in values["unpriced"]
         }
     )
     if unpriced and any(values["cost"] is not None for values in figures):
-        note += f" The cost excludes {', '.join(unpriced)}, because the price is not set or the amount is unknown."
+        note += f" The cost excludes {' and '.join(unpriced)}, because the price is not set or the amount is unknown."
     if any(values["energy"] == "estimated" for values in figures):
-        note += " Energy is estimated from power and time."
+        note += " Where no counter measured it, energy is estimated from power and time."
     return html_report.render_table(head, rows) + html_report.render_paragraph(note, "soft")

@@ -1,4 +1,4 @@
-"""Summary of a run in plain words, and the warnings that limit its result, from a record of `report_data`."""
+"""Summary of a run in sentences, and warnings about findings that limit its result, from a record of `report_data`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Record = Mapping[str, Any]
 
 
 def summarize(record: Record) -> list[str]:
-    """Return three sentences: what was trained on what, whether it is better than the base, what was not measured."""
+    """Return three sentences: the training, the comparison with the base model, and the properties that were not measured."""
     training, rows = record["training"], record["training"]["rows"]["train"]
     epochs = f"{format_value(float(training['epochs']))} {'epoch' if training['epochs'] == 1 else 'epochs'}"
     trained = f"Trained for {epochs} on {format_count(rows, 'row')} of {record['revision']['tag']}"
@@ -42,7 +42,7 @@ def _compare_with_base(evaluation: Record) -> str:
     place = "held-out text" if task == "held_out" else f"the task {task}"
     name = f"{metric} on {place}"
     if values["candidate"] is None or values["base"] is None:
-        return f"The candidate's {name} could not be compared with that of the base."
+        return f"The candidate and the base model could not be compared by {name}."
     figures = (
         f"{format_value(values['candidate'])} vs. {format_value(values['base'])}, {format_count(values['n'], 'item')}"
     )
@@ -55,9 +55,9 @@ def _compare_with_base(evaluation: Record) -> str:
         ):
             gain, low, high = rule["gain"]
             if low <= 0 <= high:
-                return f"The candidate's {name} does not differ significantly from that of the base ({figures})."
-            return f"The candidate's {name} is {'better' if gain > 0 else 'worse'} than that of the base ({figures})."
-    return f"The candidate's {name} was compared with that of the base ({figures})."
+                return f"The candidate's {name} does not differ significantly from that of the base model ({figures})."
+            return f"The candidate's {name} is {'better' if gain > 0 else 'worse'} than that of the base model ({figures})."
+    return f"The candidate's {name} and that of the base model: {figures}. No rule compares them."
 
 
 def _list_unmeasured(record: Record) -> list[str]:
@@ -70,7 +70,7 @@ def _list_unmeasured(record: Record) -> list[str]:
     if not any(rule["metric"].startswith(SUITE_PREFIX) for rule in rules):
         is_reward_model = record["kind"] == REWARD_MODEL
         reason = "does not measure reward models" if is_reward_model else "is off"
-        missing.append(f"regressions on other text, because the regression suite {reason}")
+        missing.append(f"behaviour outside the tuning task, because the regression suite {reason}")
     if record["package"] is None:
         missing.append(
             "serving, because a reward model is not packaged"
@@ -107,8 +107,9 @@ def list_warnings(record: Record) -> list[str]:
     if rows["without_answer"]:
         skipped = format_count(rows["without_answer"], "row was", "rows were")
         warnings.append(f"{skipped} skipped because no answer fits in the maximum length.")
-    if unreadable := data["rows"]["quarantined"]:
-        warnings.append(f"{format_count(unreadable, 'source record')} could not be read: see quarantine.jsonl.")
+    if quarantined := data["rows"]["quarantined"]:
+        records = format_count(quarantined, "record was", "records were")
+        warnings.append(f"{records} quarantined. The dataset's quarantine.jsonl lists the reasons.")
     unsearchable = [name for name, counts in data["evaluation_sets"].items() if counts["unsearchable"]]
     if unsearchable:
         warnings.append(f"Decontamination cannot search the training data for some items of {', '.join(unsearchable)}.")

@@ -22,7 +22,7 @@ JUDGE_PROMPT_TOKENS = 400  # of the judge's instruction and criteria, rounded up
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of a whole synthesis, its probe included.
+    """The estimate of a whole synthesis, including its probe.
 
     Attributes:
         basis: "measured" with a probe, otherwise "assumed".
@@ -32,10 +32,10 @@ class Estimate:
         input_tokens: tokens of the prompts.
         output_tokens: tokens of the answers.
         seconds: time of all requests at the concurrency; None without a probe.
-        cost: in the unit of the prices.
-        max_cost: the cost if every task is asked, with all repairs, judgements and answers of the maximum length; at
-            most the limit of the cost.
-        asked: the number of tasks of the probe; 0 without a probe.
+        cost: the expected cost in the unit of the prices.
+        max_cost: the cost if the teacher answers every task, with all repairs, judgements and answers of the maximum
+            length; at most the limit of the cost.
+        asked: the number of probe tasks that the teacher answered; 0 without a probe.
         rejected: the rejected answers of the probe by reason.
         first_rejected: reason, detail and text of the first rejected answer; {} if none is rejected.
     """

@@ -86,7 +86,7 @@ def page_text():
         "duplicates 70",
         "web heuristics 15",
         "empty, short or long 5",
-        "unreadable 4",
+        "quarantined 4",
         "near_duplicate is nearly equal to a kept row 20 2.0%",
         "gsm8k.jsonl 6 70 2",
         "email 3 2 replaced by a placeholder",
@@ -94,13 +94,13 @@ def page_text():
         "train 830 92.2%",
         "truncated rows 50.0%",
         "Tokens are counted in a sample of 4 of 900 rows, with the chat template and tokenizer of my-llama",
-        "Orange: longer than the training length of 256 tokens, and truncated.",
+        "Orange: longer than the maximum row length of 256 tokens, and truncated.",
         "257–512",
         "undetermined",
         "A sample of 3 of 4 kept rows. ISO 639 codes",
         "contaminated · 6 rows tickets.jsonl:7: shares 15 words with gsm8k.jsonl:17: 3 of 40 n-grams of its question Natalia <sold> clips",
         "tickets.jsonl 3 invalid JSON",
-        "4 unreadable records in total. quarantine.jsonl contains the complete list.",
+        "4 quarantined records in total. quarantine.jsonl lists all of them.",
         "tickets.jsonl 7 4 100.0% 2 1 1,240",
         "b" * 64,
     ],
@@ -145,7 +145,7 @@ def test_page_states_that_no_row_is_truncated():
     statistics = build_statistics()
     statistics.tokens = compute_statistics([3, 9, 100], 300, model="m", rows=3, sampled=3)
     page = extract_words(report.render(SUMMARY, SOURCES, statistics))
-    assert "No row is longer than the training length of 300 tokens." in page
+    assert "No row is longer than the maximum row length of 300 tokens." in page
     assert "Tokens are counted in all 3 rows" in page
 
 

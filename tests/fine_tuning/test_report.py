@@ -19,7 +19,7 @@ ROWS = {"truncated": 0, "cut_tokens": 0, "cut_share": 0.0, "without_answer": 0}
             "sft",
             [
                 "1 row was truncated to 96 tokens, which removed 1,200 tokens (5.0% of all).",
-                "2 rows were skipped, because no token to learn is within that length.",
+                "2 rows were skipped, because the first 96 tokens contain no token to learn.",
             ],
         ),
         ({}, "grpo", []),

@@ -556,7 +556,7 @@ def test_dropped_and_unreadable_rows_are_counted_by_reason_and_format(fresh_proj
     text = "\n".join(line.strip() for line in format_estimate(result))
     assert "first row rejected as exact_duplicate: mixed.jsonl:157\n" in text
     assert "first row rejected as empty_answer: mixed.jsonl:159\n" in text
-    assert "\nunreadable: mixed.jsonl:158: " in text
+    assert "\nquarantined: mixed.jsonl:158: " in text
     assert len(result["dropped"]["first_unreadable"]) == 2
 
 
@@ -913,7 +913,7 @@ def test_text_lists_rows_tokens_steps_memory_disk_time_and_warnings(estimate: Es
     result = estimate("triton_packaging.prove=false")
     text = format_estimate(result)
     assert text[0] == "dry run: nothing was written"
-    assert text[1] == "rows      156 of 156 kept; rejected: none; unreadable: 0; formats: 156 alpaca"
+    assert text[1] == "rows      156 of 156 kept; rejected: none; quarantined: 0; formats: 156 alpaca"
     assert [line.split(" ")[0] for line in text if line[0] != " "][1:7] == [
         "rows",
         "tokens",

@@ -623,7 +623,7 @@ def test_unreadable_rows_are_listed_and_memory_is_bounded(folder: Path, tmp_path
         "curate: 9 rows have the id of an earlier row; a number was appended to the id, for example d-ids.jsonl:2 is now same-2"
         in peak.process.stderr
     )
-    assert f"unreadable: 4 records skipped, the first at {first_entry}" in peak.process.stdout
+    assert f"quarantined: 4 records, the first at {first_entry}" in peak.process.stdout
     assert "  all records: out/quarantine.jsonl" in peak.process.stdout
 
 
@@ -825,7 +825,7 @@ def test_second_run_in_a_workdir_is_refused_and_the_first_finishes(finished_run:
 def test_invalid_json_line_is_reported_while_reading_and_at_the_end(finished_run: FinishedRun) -> None:
     entry = "line7.jsonl:7: invalid JSON: Unterminated string starting at column 76"
     assert f"1 record is unreadable: {entry}; see quarantine.jsonl" in finished_run.first.stderr.splitlines()
-    assert f"unreadable: 1 record skipped, the first at {entry}" in finished_run.first.stdout.splitlines()
+    assert f"quarantined: 1 record, the first at {entry}" in finished_run.first.stdout.splitlines()
     [quarantined] = (Path(finished_run.result["artifacts"]["dataset"]) / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(quarantined)["line"] == 7
 

@@ -46,9 +46,9 @@ def build_record(gain: list[float], **training: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gain", "comparison"),
     [
-        ([0.5, 0.4, 0.6], "is better than that of the base (2 vs. 2.5, 40 items)"),
-        ([-0.5, -0.6, -0.4], "is worse than that of the base (2 vs. 2.5, 40 items)"),
-        ([0.1, -0.2, 0.4], "does not differ significantly from that of the base (2 vs. 2.5, 40 items)"),
+        ([0.5, 0.4, 0.6], "is better than that of the base model (2 vs. 2.5, 40 items)"),
+        ([-0.5, -0.6, -0.4], "is worse than that of the base model (2 vs. 2.5, 40 items)"),
+        ([0.1, -0.2, 0.4], "does not differ significantly from that of the base model (2 vs. 2.5, 40 items)"),
     ],
 )
 def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None:
@@ -74,7 +74,7 @@ def test_warnings_state_what_limits_the_result() -> None:
         "The validation loss rose from 3 to 4 during training.",
         "7 training rows were truncated to the maximum length.",
         "2 rows were skipped because no answer fits in the maximum length.",
-        "3 source records could not be read: see quarantine.jsonl.",
+        "3 records were quarantined. The dataset's quarantine.jsonl lists the reasons.",
         "Decontamination cannot search the training data for some items of arc.jsonl.",
     ]
 

@@ -254,7 +254,7 @@ def test_report_of_a_refused_candidate_has_the_reason(first: dict[str, Any], pro
     texts = read_texts(Path(refused["report"]))
     assert refused["verdict"] == "refused"
     assert texts[texts.index("verdict") - 1] == "refused"
-    assert "The candidate was refused; only accepted candidates are packaged." in texts
+    assert "Not packaged: the verdict is refused, and only accepted candidates are packaged." in texts
     reasons = json.loads((Path(refused["artifacts"]["evaluation"]) / "evaluation.json").read_text())["reasons"]
     assert set(reasons) <= set(texts)
     assert find_unsupported_texts(Path(refused["report"]), collect_values(refused, project), read_costs(refused)) == []

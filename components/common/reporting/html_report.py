@@ -146,7 +146,7 @@ def render_cards(texts: Mapping[str, str], prompt: str = "") -> str:
 
 
 def render_tree(root: str, children: Mapping[str, Sequence[str]], label: Callable[[str], tuple[str, str, str]]) -> str:
-    """Return the tree below `root` as a nested list.
+    """Return the tree rooted at `root` as a nested HTML list.
 
     Args:
         children: child nodes by parent node.

@@ -99,7 +99,7 @@ def _describe_responsibility(summary: Mapping[str, JSONObject], config: JSONObje
         f"{format_count(count, 'row')} rejected: {reason}" for reason, count in sorted(rows.get("rejected", {}).items())
     ]
     if rows:
-        counts = f"{rows['in']} rows read, {rows['kept']} kept, {rows['quarantined']} unreadable"
+        counts = f"{rows['in']} rows read, {rows['kept']} kept, {rows['quarantined']} quarantined"
         steps = [counts, *steps, f"near-duplicate threshold {config.get('near_duplicate_threshold', UNKNOWN)}"]
     personal = [
         f"{kind}: {one['found']} found in {one['rows']} rows, action {one['action']}"

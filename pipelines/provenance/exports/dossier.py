@@ -106,7 +106,7 @@ def _list_package(facts: VersionFacts) -> Facts:
     return [
         ("Triton package", summary.get("model_name")),
         ("backend", summary.get("backend")),
-        ("serving test with Triton", proof.get("server_version") or (unproven and f"none: {unproven}")),
+        ("server test with Triton", proof.get("server_version") or (unproven and f"none: {unproven}")),
         ("interface", "OpenAI-compatible HTTP API of the tuneline gateway" if summary else None),
     ]
 
@@ -192,7 +192,7 @@ def _list_curation(facts: VersionFacts) -> Facts:
     return [
         ("rows read", rows.get("in")),
         ("rows kept", rows.get("kept")),
-        ("unreadable rows", rows.get("quarantined")),
+        ("quarantined rows", rows.get("quarantined")),
         ("rejected rows by reason", (rejected or "none") if rows else None),
         ("near-duplicate threshold", config.get("near_duplicate_threshold")),
         ("personal data found, and action taken", None if personal is None else found or "none"),

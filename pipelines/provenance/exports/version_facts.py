@@ -87,7 +87,7 @@ class VersionFacts:
 
     @property
     def missing_links(self) -> list[Link]:
-        """The links whose content is unknown, because it was not found. The dataset records its raw files."""
+        """The links that were not found, so that their content is unknown; without raw files, which the dataset records."""
         return [
             link
             for link in self.chain

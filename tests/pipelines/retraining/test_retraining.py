@@ -332,7 +332,7 @@ def test_shadow_answers_are_compared_by_version(tmp_path: Path, registry: FakeRe
     (status,) = answer_in_process("traffic", "status", cwd=tmp_path)["models"]
     assert status["row_bytes"] == round(status["bytes"] / (SUBJECTS + 32)), "the estimate is for requests"
     (tmp_path / "feedback.jsonl").write_text("")
-    assert "none belongs to a corrected answer" in run_in_process(*command, cwd=tmp_path).stdout
+    assert "no client's answer to the same request was corrected" in run_in_process(*command, cwd=tmp_path).stdout
     assert "--feedback is not set" in refusal(2, "traffic", "compare", cwd=tmp_path)["message"]
 
 
