@@ -179,6 +179,6 @@ def _render_method(result: Mapping[str, Any]) -> str:
         f"components of the {result['embeddings']} embeddings. The e-value combines the evidence of all windows. Without drift, and if "
         f"prompts of the same window are no more alike than prompts of different windows, the probability that the "
         f"e-value ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. "
-        f"The statistic of reference windows is {result['inflation']:.2f} times as large as that of random windows; "
-        "tuneline divides the statistic of each window by this factor."
+        f"The combined statistic of reference windows is {result['inflation']:.2f} times as large as that of random windows; "
+        "tuneline divides the combined statistic of each window by this factor."
     )
