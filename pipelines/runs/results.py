@@ -19,7 +19,7 @@ Verdict = Literal["accepted", "refused", "unchanged"]
 
 
 def _shorten(path: Path) -> str:
-    """Return a path from the current folder, if it is near it; a digest, the name of a folder in the store, is cut."""
+    """Return the path with shortened digests; a path in the current folder or next to it is relative."""
     return re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1…", shorten_paths(str(path)))
 
 
@@ -40,7 +40,7 @@ def _format_nested(value: object) -> str:
 
 
 def _render_link(report: Path) -> str:
-    """Return a link to a report. From a notebook's page, browsers open files near it, but no address with file:."""
+    """Return a link to a report, relative if possible: from a notebook's page, browsers do not open file: URLs."""
     address = shorten_paths(str(report))
     address = report.as_uri() if Path(address).is_absolute() else quote(address)
     return f'<p><a href="{escape(address)}" target="_blank">report</a></p>'

@@ -39,7 +39,7 @@ def find_runs(workdir: Workdir, names: Sequence[str]) -> list[Run]:
         names: names, prefixes, `latest`, or folders, as in `run_folder.find_run`.
 
     Raises:
-        UsageError: a run does not exist, is named twice, or is the only one.
+        UsageError: a run does not exist, is named twice, or is the only run.
     """
     hint = "Specify two or more runs; `tuneline status` lists the runs of a workdir."
     runs = [find_run(workdir, name) for name in names]
