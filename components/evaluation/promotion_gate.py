@@ -210,7 +210,9 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
     detectable = gain.value - bound
     interval = gain.compute_interval(0.95)
     against = ROLE_LABELS.get(str(rule.against), str(rule.against))
-    difference = f"{abs(gain.value):.4f} {'better' if gain.value >= 0 else 'worse'} than {against}"
+    difference = f"{abs(gain.value):.4f} {'better' if gain.value > 0 else 'worse'} than {against}"
+    if gain.value == 0:
+        difference = f"on average equal to that of {against}"
     certainty = f"at least {bound:+.4f} with {rule.confidence:.0%} confidence"
     measured = f"{rule.metric} is {difference} ({_describe_interval(interval, gain.items)}; {certainty})"
     if rule.min_gain is None:
@@ -296,7 +298,7 @@ def _evaluate_excess(
 
 
 def _describe_interval(gain: Interval, items: int) -> str:
-    return f"gain: 95% interval {gain.low:+.4f} to {gain.high:+.4f}, {format_count(items, 'item')}"
+    return f"gain: 95% interval {gain.low:+z.4f} to {gain.high:+z.4f}, {format_count(items, 'item')}"
 
 
 def _evaluate_slices(rule: Rule, result: TaskResult, metric: str, config: EvaluationConfig, seed: int) -> RuleResult:

@@ -199,7 +199,7 @@ def _render_calibration(task: str, figures: Mapping[str, float]) -> str:
 
 
 def _list_values(values: JSONObject) -> list[object]:
-    interval = "{:+.4f} to {:+.4f}".format(*values["ci95"]) if values["ci95"] else None
+    interval = "{:+z.4f} to {:+z.4f}".format(*values["ci95"]) if values["ci95"] else None
     return [values["candidate"], values["base"], values["incumbent"], interval, values["n"]]
 
 

@@ -71,6 +71,13 @@ def test_insignificant_difference_is_refused() -> None:
     assert "this gain requires about" in result.reason
 
 
+def test_difference_of_zero_is_neither_better_nor_worse() -> None:
+    scores = {"candidate": [1.0] * 30, "base": [1.0] * 30}
+    rule = Rule(metric="questions.exact_match", against="base", max_loss=0.2)
+    equal = "questions.exact_match is on average equal to that of the base (gain: 95% interval +0.0000 to +0.0000, 30 items;"
+    assert evaluate_rule(build_binary_scores(scores), rule).reason.startswith(equal)
+
+
 def test_gain_below_min_gain_is_refused() -> None:
     assert not evaluate_loss_rule([v - 5 for v in BASE], Rule(against="base", min_gain=0.6)).passed
 
