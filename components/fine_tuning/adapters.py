@@ -91,8 +91,16 @@ def adapt(model: PreTrainedModel, config: FineTuningConfig, tokenizer: str = "")
         return adapted
 
 
-def build_outline(model_config: PretrainedConfig, config: FineTuningConfig) -> PreTrainedModel:
-    """Return the adapted model on the meta device, which holds no weights, without dropout.
+def build_outline(
+    model_config: PretrainedConfig, config: FineTuningConfig, *, device: str = "meta", dropout: float = 0.0
+) -> PreTrainedModel:
+    """Return the adapted model with random weights; by default on the meta device, which holds no weights.
+
+    Args:
+        model_config: Configuration of the model.
+        config: The recipe.
+        device: Device of the weights.
+        dropout: Dropout of LoRA.
 
     Raises:
         ConfigurationError: PEFT cannot adapt the model.
@@ -104,11 +112,11 @@ def build_outline(model_config: PretrainedConfig, config: FineTuningConfig) -> P
     if config.objective_spec.scores_answers:
         model_class, model_config = AutoModelForSequenceClassification, copy.deepcopy(model_config)
         model_config.num_labels = 1
-    with torch.device("meta"), warnings.catch_warnings():
+    with torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers warns when PEFT wraps a model
         prompt = config.prompt.model_copy(update={"initial_text": ""})  # a text would require the tokenizer
         model = model_class.from_config(model_config, trust_remote_code=False)
-        lora = config.lora.model_copy(update={"dropout": 0.0})
+        lora = config.lora.model_copy(update={"dropout": dropout})
         return adapt(model, config.model_copy(update={"prompt": prompt, "lora": lora}))
 
 

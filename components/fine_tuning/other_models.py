@@ -67,9 +67,10 @@ def open_models(config: FineTuningConfig, base: Path, reporter: Reporter) -> Oth
 
 
 def list_shapes(config: FineTuningConfig) -> list[ModelShape]:
-    """Return the shapes of the frozen models; without a reward model that an earlier customization has yet to train.
+    """Return the shapes of the frozen models.
 
-    Reads configurations, and no weights.
+    Reads configurations, and no weights. A reward model that an earlier customization has yet to train has the shape of the
+    base model, whose tokenizer it shares.
 
     Raises:
         ConfigurationError: a source is invalid, or the model is not available.
@@ -77,12 +78,14 @@ def list_shapes(config: FineTuningConfig) -> list[ModelShape]:
     sources = [config.distillation.teacher, *(reward.model for reward in config.grpo.rewards)]
     shapes = []
     for source in sources:
-        if source is None or source == PREVIOUS:
+        if source is None:
             continue
-        reward_model = model_loading.find_tuned_model(source, REWARD_MODEL)
+        reward_model = None if source == PREVIOUS else model_loading.find_tuned_model(source, REWARD_MODEL)
         uri = model_loading.get_base_input(reward_model).uri if reward_model else source
-        model_config = model_loading.load_outline(uri).config
-        parameters = training.count_parameters(model_config, FineTuningConfig(adaptation="full"))
+        model_config = model_loading.load_outline(config.base_model if source == PREVIOUS else uri).config
+        is_reward_model = source != config.distillation.teacher
+        whole = FineTuningConfig(adaptation="full", objective="reward" if is_reward_model else "sft")
+        parameters = training.count_parameters(model_config, whole)
         shapes.append(ModelShape.from_configuration(model_config, parameters))
     return shapes
 

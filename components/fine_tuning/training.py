@@ -349,7 +349,7 @@ def _load_teacher(config: Recipe, settings: ComputeSettings) -> PreTrainedModel 
 def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -> dict[str, int]:
     """Return the numbers {"all", "trainable", "embedding"} of the adapted model's parameters, without loading weights.
 
-    "embedding" counts the input embedding, and is 0 if the output head shares it.
+    "embedding" counts the input embedding, and is 0 if the output head shares it; a reward model has no such head.
 
     Raises:
         ConfigurationError: PEFT cannot adapt the model.
@@ -358,7 +358,7 @@ def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -
 
 
 def _count_model_parameters(model: PreTrainedModel, model_config: PretrainedConfig) -> dict[str, int]:
-    is_tied = model_config.get_text_config().tie_word_embeddings
+    is_tied = model_config.get_text_config().tie_word_embeddings and model.get_output_embeddings() is not None
     return {
         "all": sum(p.numel() for name, p in model.named_parameters() if ".ref." not in name),  # the reference's copy
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),

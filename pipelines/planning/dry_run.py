@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +25,6 @@ import psutil
 from components.common import pipeline_step, tool_rows
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Manifest
-from components.common.cost import stage_cost
 from components.common.gate_rules import MIN_QUANTIZATION_ITEMS
 from components.common.launch import launcher_settings
 from components.common.models import conversation_rows, model_loading, resource_formulas
@@ -80,7 +78,8 @@ from components.fine_tuning.training import count_parameters
 from components.model_registry.stage import find_champion
 from components.triton_packaging import quantization
 from pipelines.config.customization_config import Customization
-from pipelines.planning import machine_speed, suite_cost
+from pipelines.planning import machine_speed, stage_times, suite_cost
+from pipelines.planning.stage_times import StageTime
 from pipelines.steps import curation_inputs, policy_preflight
 from pipelines.steps.curation_inputs import CurationInputs
 from pipelines.steps.input_resolution import (
@@ -100,7 +99,6 @@ GB = 10**9
 MAX_TEST_FRACTION, MIN_TRAIN_FRACTION = 0.6, 0.2  # that a warning suggests
 MAX_NAMED_SOURCES = 5  # in warnings
 MAX_SHOWN_UNREADABLE = 3
-DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
 ESTIMATED_STAGES = tuple(pipeline_step.STAGE_BY_ARTIFACT.values())
 Json = dict[str, Any]
 
@@ -136,14 +134,6 @@ class TokenCounts:
     def mean_length(self) -> float:
         """Tokens per trained row."""
         return statistics.fmean(self.lengths) if self.lengths else 0.0
-
-
-@dataclass(frozen=True)
-class StageTime:
-    """Seconds of a stage's work without its start (None: unknown), and the basis of the estimate."""
-
-    seconds: float | None
-    basis: str
 
 
 @dataclass(frozen=True)
@@ -311,7 +301,8 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
     tokens, lengths, shape = survey.tokens, survey.tokens.lengths, survey.largest.shape
     counts, tokenized = summarize_rows(survey.curated), tokens.counts
     first = survey.recipes[0]
-    memory, disk, times = _estimate_memory(survey), _estimate_disk(survey), _estimate_times(survey)
+    memory, disk = _estimate_memory(survey), _estimate_disk(survey)
+    times = stage_times.estimate_times(survey, ESTIMATED_STAGES, _describe_remote_training())
     start = machine_speed.START_SECONDS
     seconds: dict[str, float | None] = dict.fromkeys(ESTIMATED_STAGES, 0.0)  # 0 for a cached stage
     for stage, estimate in times.items():
@@ -362,7 +353,8 @@ def _summarize_suite(survey: RunSurvey, evaluation: StageTime | None) -> Json | 
     summary = suite_cost.summarize_suite(survey.suite_tasks)
     if summary is None:
         return None
-    tokens, everything = summary["input_tokens"] + summary["output_tokens"], _count_evaluation_tokens(survey)
+    tokens = summary["input_tokens"] + summary["output_tokens"]
+    everything = sum(read + written for _, read, written in stage_times.list_evaluation_tokens(survey))
     known = evaluation.seconds if evaluation else None
     return {**summary, "seconds": None if known is None else round(known * tokens / max(everything, 1), 1)}
 
@@ -755,7 +747,7 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
     return {
         "rows": rows,
         "tokens": f"{sample}, with the base model's tokenizer and chat template, truncated at {max_length} tokens",
-        "steps": _combine_bases(steps),
+        "steps": stage_times.combine_bases(steps),
         "memory": "formulas of components/common/models/resource_formulas.py; "
         "measured peaks of training runs were within 16% of these estimates",
         "disk": "raw bytes for the dataset; 4 bytes per parameter for weights and 8 for the optimizer's state",
@@ -770,12 +762,6 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
         ),
         "seconds.other_steps": "time to start the command and run its other steps, measured on two cores of an AMD EPYC",
     }
-
-
-def _combine_bases(bases: Sequence[str]) -> str:
-    """Return the basis of a sum over recipes."""
-    combined = "; ".join(dict.fromkeys(bases))
-    return combined if len(bases) == 1 else f"{len(bases)} recipes together: {combined}"
 
 
 def _estimate_memory(survey: RunSurvey) -> Json:
@@ -864,109 +850,6 @@ def _estimate_disk(survey: RunSurvey) -> dict[str, int]:
 
 def _sum_known(seconds: dict[str, float | None]) -> float:
     return round(sum(value for value in seconds.values() if value is not None), 1)
-
-
-def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
-    """Return the work of each stage that is not cached."""
-    store, base = survey.workdir.store, survey.outline.base
-    history: list[Manifest] = []  # the artifacts of this base model, newest first
-    manifests = store.glob(f"*/{artifact_folder.MANIFEST_FILENAME}")
-    for path in sorted(manifests, key=lambda path: path.stat().st_mtime, reverse=True):
-        with suppress(TunelineError):
-            manifest = artifact_folder.read_manifest(path.parent)
-            recorded = manifest.find_input("base_model")
-            if base and recorded and recorded.content_sha256 == base.sha256:
-                history.append(manifest)
-    reading = f"measured reading time {survey.reading_seconds:.1f} s, plus {DAFT_START_SECONDS:.0f} s to start Daft"
-    times = {
-        "data_curation": StageTime(survey.reading_seconds + DAFT_START_SECONDS, reading),
-        "triton_packaging": StageTime(None, "unknown until a run with this workdir packages this base model"),
-    }
-    for manifest in history:
-        formats = (manifest.config.get("quantization", "none"), survey.config.triton_packaging.quantization)
-        if (
-            manifest.kind == "repository"
-            and formats[0] == formats[1]
-            and (cost := stage_cost.read_cost(store, manifest.content_sha256))
-        ):
-            basis = "time of the newest package of this base model in this store"
-            times["triton_packaging"] = StageTime(cost["seconds"], basis)
-            break
-    if "evaluation" not in survey.cached:  # if the evaluation is cached, its inputs are cached
-        tokens = survey.recipe.micro_batch_size * max(8, round(survey.tokens.mean_length))
-        matmul_rate = machine_speed.measure_matmul_rate(survey.shape, rows=tokens)
-        rate = machine_speed.TRAINING_EFFICIENCY * matmul_rate
-        trainings = [_estimate_training_time(recipe, history, rate) for recipe in survey.recipes]
-        # the recipes of a sweep share this machine: concurrent or not, they take the same time together
-        times["fine_tuning"] = StageTime(
-            sum(seconds for seconds, _ in trainings), _combine_bases([basis for _, basis in trainings])
-        )
-        if remote := _describe_remote_training():
-            times["fine_tuning"] = StageTime(None, f"the launcher ({remote}) trains at an unknown speed")
-        work = "the candidate and the base read every item of the tasks"
-        times["evaluation"] = StageTime(_count_evaluation_operations(survey) / rate, _describe_rate(rate, work))
-    if survey.recipe.objective_spec.scores_answers:  # a reward model is not packaged
-        del times["triton_packaging"]
-    return {stage: times[stage] for stage in ESTIMATED_STAGES if stage in times and stage not in survey.cached}
-
-
-def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate: float) -> tuple[float, str]:
-    """Return seconds and their basis: the newest similar training on this machine, or a formula."""
-    tuning, hardware = survey.recipe, model_loading.describe_arithmetic()
-    recipe = tuning.model_dump()
-    same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing", "grpo", "distillation")
-    for manifest in history:
-        if (
-            manifest.role == "model"
-            and manifest.summary.get("arithmetic") == hardware
-            and all(manifest.config.get(name) == recipe.get(name) for name in same)
-            and manifest.summary.get("tokens_per_second")
-        ):
-            speed, digest = float(manifest.summary["tokens_per_second"]), manifest.content_sha256[:12]
-            basis = f"{speed:.1f} tokens/s, as in the newest similar training run on this hardware, {digest}"
-            return survey.trained_tokens / speed, basis
-    length = survey.tokens.mean_length
-    if not tuning.objective_spec.generates:
-        operations = survey.trained_tokens * resource_formulas.estimate_training_flops(survey.shape, length)
-        return operations / rate, _describe_rate(rate, "operations per training token")
-    length += tuning.max_answer_tokens
-    forward = resource_formulas.estimate_forward_flops(survey.shape, length)
-    interval = training.plan_steps(survey.batched_rows, tuning).checkpoint_interval
-    validations = 1 + math.ceil(survey.steps / interval)
-    validated = min(tuning.validation_rows, survey.curated.verdicts.count_splits()["validation"])
-    others = sum(resource_formulas.estimate_forward_flops(shape, length) for shape in other_models.list_shapes(tuning))
-    if tuning.objective_spec.has_reference and tuning.grpo.kl_weight:
-        others += forward
-    per_token = resource_formulas.estimate_training_flops(survey.shape, length) + forward + others
-    operations = survey.trained_tokens * per_token + validations * validated * length * (forward + others)
-    work = "forward passes of all models, training and validation, with answers of maximum length"
-    return operations / rate, _describe_rate(rate, work)
-
-
-def _describe_rate(rate: float, work: str) -> str:
-    speed = f"{rate / GB:.2g} GFLOP/s: half the rate of a matrix product, measured on this machine for one second"
-    return f"{work}, estimated by formula within a factor of 2 or 3, at {speed}"
-
-
-def _count_evaluation_operations(survey: RunSurvey) -> float:
-    """Count operations for every task's items, read by candidate and base, and for their longest answers."""
-    forward = resource_formulas.estimate_forward_flops(survey.shape, survey.tokens.mean_length)
-    return 2 * _count_evaluation_tokens(survey) * forward
-
-
-def _count_evaluation_tokens(survey: RunSurvey) -> float:
-    """Count the tokens that each model reads and generates."""
-    workloads = {load.settings.name: load for load in (*survey.task_checks, *survey.suite_tasks)}
-    mean_length, tokens = survey.tokens.mean_length, 0.0
-    for task in survey.config.evaluation.tasks:
-        workload = workloads.get(task.name)
-        items = survey.curated.verdicts.count_splits()["test"]
-        items = min(items, task.max_items) if task.max_items else items
-        if workload and workload.items is not None:  # the task's own items; otherwise rows of the planned dataset
-            tokens += workload.input_tokens + workload.output_tokens
-        else:
-            tokens += task.estimate_tokens(items, mean_length)
-    return tokens
 
 
 def _format_gb(size: float) -> str:

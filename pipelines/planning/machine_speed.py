@@ -1,10 +1,23 @@
-"""Speed of this machine: the rate of a matrix product, and measured start times of the steps of a run."""
+"""Speed of this machine: passes of the model that a run trains, and measured start times of the steps of a run."""
 
 from __future__ import annotations
 
+import copy
+import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from components.common.models import resource_formulas
 from components.common.models.model_shape import ModelShape
+from components.common.runtime import cpu_cores
+from components.fine_tuning import adapters
+from components.fine_tuning.config import Recipe
+from components.fine_tuning.training import count_parameters
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Share of a plain matrix product's rate that a training step reaches; measured with the demo on two idle cores.
 TRAINING_EFFICIENCY = 0.5
@@ -23,8 +36,135 @@ START_SECONDS = {
     "promotion": 2.3,
     "report": 2.6,
 }
+# Seconds of packaging a tiny model, on the same machine: converting and writing the weights, and starting Triton with the two
+# stub processes of the python backend, which import torch and transformers.
+WRITE_PACKAGE_SECONDS, START_TRITON_SECONDS = 5.0, 15.0
 MAX_MATMUL_SIZE = 8192
 MAX_MATMUL_ROWS = 4096
+MAX_PASS_PARAMETERS = 400_000_000  # of the random model whose passes are measured: 1.6 GB in float32
+MAX_PASS_TOKENS = 2048  # of a measured pass; longer ones have the same rate
+PASS_SECONDS = 0.3  # of measurement for each kind of pass, and at least MIN_PASSES
+MIN_PASSES = 2
+DECODED_SEQUENCES = 16  # of the larger of two measured batches
+DECODED_TOKENS = 5
+
+
+@dataclass(frozen=True)
+class ModelSpeed:
+    """Speed of a model on this machine.
+
+    Attributes:
+        training: FLOP/s of a forward and a backward pass.
+        forward: FLOP/s of a forward pass.
+        token_seconds: seconds to generate a token of a single answer: reading the weights, and launching the operations.
+        sequence_seconds: seconds that each further answer of a batch adds.
+        basis: what was measured.
+    """
+
+    training: float
+    forward: float
+    token_seconds: float
+    sequence_seconds: float
+    basis: str
+
+    def estimate_decoding(self, sequences: float, tokens: float) -> float:
+        """Return the seconds to generate this number of tokens for each sequence of a batch."""
+        return tokens * (self.token_seconds + max(sequences - 1, 0) * self.sequence_seconds)
+
+
+def measure_speed(recipe: Recipe, config: PretrainedConfig, shape: ModelShape, *, rows: int, length: int) -> ModelSpeed:
+    """Measure the speed of a model with random weights on this machine.
+
+    On a CPU, the passes of the model are measured, with its adapter; of a model with more than MAX_PASS_PARAMETERS, those of
+    its first layers, scaled by FLOPs. On a GPU, or if not even one layer fits, the rate is TRAINING_EFFICIENCY of a
+    matrix product's.
+
+    Args:
+        recipe: the training, whose adaptation and objective matter.
+        config: the model's configuration.
+        shape: the adapted model.
+        rows: rows of a micro-batch.
+        length: tokens per row.
+    """
+    import torch
+
+    torch.set_num_threads(cpu_cores.get_thread_count())  # as the run does
+    layers = 0 if torch.cuda.is_available() else _count_pass_layers(shape)
+    if not layers:
+        rate = TRAINING_EFFICIENCY * measure_matmul_rate(shape, rows=rows * length)
+        seconds = resource_formulas.estimate_forward_flops(shape, length) / rate
+        return ModelSpeed(rate, rate, seconds, seconds, "half the rate of a matrix product, measured for one second")
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    measured = ModelShape.from_configuration(config, count_parameters(config, recipe))
+    length = min(length, MAX_PASS_TOKENS)
+    rows = max(1, min(rows, MAX_PASS_TOKENS // length))
+    has_dropout = recipe.has_lora_dropout and not adapters.has_adapted_experts(adapters.build_outline(config, recipe))
+    dropout = recipe.lora.dropout if has_dropout else 0.0
+    model = adapters.build_outline(config, recipe, device="cpu", dropout=dropout)
+    ids = torch.randint(text.vocab_size, (rows, length))
+
+    def train() -> None:
+        logprobs = model(input_ids=ids).logits.float().log_softmax(-1)
+        logprobs.detach().exp().mul(logprobs.detach()).sum()  # the entropy, which TRL's trainers log
+        logprobs[..., 0].sum().backward()
+
+    model.train()
+    training = _time(train)
+    model.eval()
+    with torch.inference_mode():
+        forward = _time(lambda: model(input_ids=ids))
+        one, many = (_time_decoding(model, ids[:1].repeat(n, 1)) for n in (1, DECODED_SEQUENCES))
+    tokens, scale = rows * length, _estimate_flops(shape, length) / _estimate_flops(measured, length)
+    part = "" if layers == shape.layers else f"{layers} of {shape.layers} layers of "
+    return ModelSpeed(
+        tokens * resource_formulas.estimate_training_flops(measured, length) / training,
+        tokens * _estimate_flops(measured, length) / forward,
+        one * scale,
+        max(many - one, 0.0) / (DECODED_SEQUENCES - 1) * scale,
+        f"passes of {part}the model with random weights, measured on this machine",
+    )
+
+
+def _estimate_flops(shape: ModelShape, length: int) -> float:
+    return resource_formulas.estimate_forward_flops(shape, length)
+
+
+def _count_pass_layers(shape: ModelShape) -> int:
+    """Return the number of layers of the model to measure; 0 if no layer fits beside embedding and output layer."""
+    ends = 2 * shape.vocabulary * shape.hidden
+    layer = max(1, (shape.parameters - ends) // shape.layers)
+    return max(0, min(shape.layers, (MAX_PASS_PARAMETERS - ends) // layer))
+
+
+def _read_clock() -> float:
+    """Return seconds; with one thread its processor time, which other processes do not lengthen."""
+    return time.process_time() if cpu_cores.get_thread_count() == 1 else time.perf_counter()
+
+
+def _time(run: Callable[[], object]) -> float:
+    """Return the median seconds of a pass, without the first, which allocates memory."""
+    run()
+    times: list[float] = []
+    while len(times) < MIN_PASSES or sum(times) < PASS_SECONDS:
+        started = _read_clock()
+        run()
+        times.append(_read_clock() - started)
+    return statistics.median(times)
+
+
+def _time_decoding(model: Any, ids: Any) -> float:
+    """Return the median seconds to generate a token for each row of a batch."""
+    cache = model(input_ids=ids, use_cache=True).past_key_values
+    times = []
+    for _ in range(DECODED_TOKENS):
+        started = _read_clock()
+        model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+        times.append(_read_clock() - started)
+    return statistics.median(times[1:])
 
 
 def measure_matmul_rate(shape: ModelShape, *, rows: int, seconds: float = 1.0) -> float:

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from components.common.artifacts import artifact_folder
 from components.common.launch.launcher_settings import LauncherSettings, to_environment
+from components.common.models.model_loading import load_outline
+from components.common.models.model_shape import ModelShape
 from components.common.runtime import code_sandbox
 from components.common.runtime.errors import ConfigurationError, EngineMissingError, InputError, TunelineError
 from components.common.runtime.reporters import SilentReporter
@@ -27,16 +30,18 @@ from components.common.workspace.artifact_store import Workdir
 from components.data_curation.stage import curate, list_sources
 from components.evaluation import suite
 from components.evaluation.tasks.task_preflight import TaskWorkload
+from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.stage import finetune
+from components.fine_tuning.training import count_parameters
 from components.model_registry import policy_report
 from components.model_registry.policy_checks import PolicyInForce
 from components.model_registry.release_policy import Policy
 from pipelines.config.customization_config import Customization, load_customization
-from pipelines.planning import dry_run
+from pipelines.planning import dry_run, machine_speed
 from pipelines.planning.dry_run import estimate_run, format_estimate
 from pipelines.planning.machine_speed import START_SECONDS
 from pipelines.planning.suite_cost import summarize_suite
-from pipelines.steps.input_resolution import resolve_plans
+from pipelines.steps.input_resolution import get_unproven_reason, resolve_plans
 from tests.datasets import QUESTION_WORDS
 from tests.git_server import git_daemon
 from tests.pipelines.command import answer, refusal, tuneline
@@ -171,34 +176,38 @@ def test_every_step_has_a_start_time(first: dict[str, Any]) -> None:
     assert {"run", "report", *(stage["name"] for stage in first["stages"])} == set(START_SECONDS)
 
 
-def test_without_earlier_runs_the_total_is_unknown(estimate: Estimate) -> None:
+def test_without_earlier_runs_times_come_from_passes_of_the_model(estimate: Estimate) -> None:
     result = estimate()
     seconds = result["seconds"]
     for stage in ("data_curation", "fine_tuning", "evaluation"):
         assert seconds[stage] >= START_SECONDS[stage]
     assert seconds["other_steps"] > 10
-    assert (seconds["triton_packaging"], seconds["total"]) == (None, None)
+    assert seconds["total"] == pytest.approx(sum(seconds[name] for name in seconds if name != "total"), abs=0.1)
     basis = result["basis"]["seconds.fine_tuning"]
-    assert basis.startswith(
-        "7 s to start; operations per training token, estimated by formula within a factor of 2 or 3, at "
+    assert re.fullmatch(
+        r"7 s to start; training and validation, at \S+ and \S+ GFLOP/s for training and forward passes: passes of the "
+        "model with random weights, measured on this machine",
+        basis,
     )
     text = format_estimate(result)
-    known = sum(spent for spent in seconds.values() if spent is not None)
-    reason = "unknown until a run with this workdir packages this base model"
-    assert f"          about {known:,.0f} s for the other stages; unknown: triton_packaging ({reason})" in text
-    assert f"          triton_packaging  {reason}" in text
-    assert not any("in all" in line for line in text)
+    assert f"          about {seconds['total']:,.0f} s in total" in text
+    proven = machine_speed.START_TRITON_SECONDS if result["stages"] and not get_unproven_reason(Customization()) else 0
+    unproven = estimate("triton_packaging.prove=false")["seconds"]["triton_packaging"]
+    assert seconds["triton_packaging"] >= unproven + 0.9 * proven
 
 
 @pytest.mark.long
-def test_package_without_recorded_cost_has_unknown_time(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
+def test_time_of_a_package_without_recorded_cost_is_estimated(
+    first: dict[str, Any], project: Path, tmp_path: Path
+) -> None:
     shutil.copytree(project / "wd" / "store", tmp_path / "store")
     for cost in find_package_costs(tmp_path / "store"):
         cost.unlink()
     change = ("--set", "fine_tuning.learning_rate=3e-3")
     arguments = ("run", "-c", "customization.yaml", "--workdir", "wd", *change, "--dry-run")
     result = answer(*arguments, cwd=project, TUNELINE_STORE=str(tmp_path / "store"))
-    assert (result["seconds"]["triton_packaging"], result["seconds"]["total"]) == (None, None)
+    assert result["seconds"]["triton_packaging"] > START_SECONDS["triton_packaging"]
+    assert "; writing, loading, and answers to the golden prompts, at " in result["basis"]["seconds.triton_packaging"]
 
 
 def snapshot_files(*folders: Path) -> dict[str, tuple[int, str]]:
@@ -283,6 +292,75 @@ def test_context_of_the_teacher_is_compared_with_the_chosen_length(estimate: Est
         estimate(*options)
 
 
+def list_rollout_settings(objective: str, rewards: str = "{kind: length, max_words: 5}") -> list[str]:
+    grpo = f"{{answers_per_prompt: 4, max_answer_tokens: 16, kl_weight: 0, rewards: [{rewards}]}}"
+    return [f"fine_tuning.objective={objective}", f"fine_tuning.grpo={grpo}", "fine_tuning.validation_rows=0"]
+
+
+def test_reward_model_of_an_earlier_customization_counts_like_the_base_model(
+    fresh_project: Path, estimate: Estimate
+) -> None:
+    """Its model does not exist yet, so only the configuration of the base model is known."""
+    base = artifact_parameters(load_settings(fresh_project).fine_tuning.base_model)
+    alone = estimate(*list_rollout_settings("grpo"))["memory"]["training"]
+    rewards = "{kind: length, max_words: 5}, {kind: reward_model, model: previous}"
+    both = estimate(*list_rollout_settings("grpo", rewards))["memory"]["training"]
+    assert "other models" not in alone
+    assert both["other models"] == pytest.approx(4 * base, rel=0.05)
+    assert both["total"] == alone["total"] + both["other models"]
+
+
+def artifact_parameters(base_model: str) -> int:
+    config = load_outline(base_model).config
+    return count_parameters(config, FineTuningConfig(adaptation="full", objective="reward"))["all"]
+
+
+def test_passes_of_rollouts_and_validation_are_part_of_the_training_time(
+    monkeypatch: pytest.MonkeyPatch, estimate: Estimate
+) -> None:
+    """TRL's RLOO also computes the log-probabilities of the sampled answers. A fixed speed makes the sums comparable."""
+    speed = machine_speed.ModelSpeed(1e9, 1e9, 0.01, 0.001, "fixed")
+    monkeypatch.setattr(machine_speed, "measure_speed", lambda *_, **__: speed)
+
+    def get_seconds(*overrides: str) -> float:
+        seconds: float = estimate(*overrides)["seconds"]["fine_tuning"]
+        return seconds
+
+    grpo, rloo = (list_rollout_settings(objective) for objective in ("grpo", "rloo"))
+    assert get_seconds(*rloo) > get_seconds(*grpo)
+    assert get_seconds(*grpo, "fine_tuning.grpo.kl_weight=0.1") > get_seconds(*grpo)
+    assert get_seconds(*grpo, "fine_tuning.validation_rows=8") > get_seconds(*grpo)
+    decoding = get_seconds(*grpo, "fine_tuning.max_steps=20") - get_seconds(*grpo, "fine_tuning.max_steps=10")
+    assert decoding > 10 * 16 * 0.01  # ten steps of 16 tokens
+    assert get_seconds() > get_seconds("fine_tuning.validation_rows=0")
+
+
+def test_speed_is_measured_with_the_threads_of_the_run(monkeypatch: pytest.MonkeyPatch, estimate: Estimate) -> None:
+    monkeypatch.setenv("TUNELINE_THREADS", "1")
+    torch.set_num_threads(2)
+    estimate()
+    assert torch.get_num_threads() == 1
+
+
+def test_speed_of_a_large_model_is_that_of_its_first_layers(
+    fresh_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_outline(load_settings(fresh_project).fine_tuning.base_model).config
+    completed = {"max_length": 32, "learning_rate": 1e-3, "epochs": 1.0, "batch_size": 2, "micro_batch_size": 2}
+    recipe = Recipe.model_validate({**FineTuningConfig().model_dump(), **completed})
+    shape = ModelShape.from_configuration(config, count_parameters(config, recipe))
+    whole = machine_speed.measure_speed(recipe, config, shape, rows=2, length=16)
+    assert whole.basis.startswith("passes of the model ")
+    assert min(whole.training, whole.forward, whole.token_seconds) > 0
+    layer = (shape.parameters - 2 * shape.vocabulary * shape.hidden) // shape.layers
+    monkeypatch.setattr(machine_speed, "MAX_PASS_PARAMETERS", 2 * shape.vocabulary * shape.hidden + layer)
+    assert machine_speed.measure_speed(recipe, config, shape, rows=2, length=16).basis.startswith(
+        "passes of 1 of 2 layers"
+    )
+    monkeypatch.setattr(machine_speed, "MAX_PASS_PARAMETERS", 0)
+    assert machine_speed.measure_speed(recipe, config, shape, rows=2, length=16).basis.startswith("half the rate")
+
+
 def test_reward_model_is_not_packaged(fresh_project: Path, estimate: Estimate) -> None:
     row = {"prompt": "May I?", "chosen": "Yes, you may.", "rejected": "No."}
     rows = [{**row, "prompt": f"May I take item {n}?"} for n in range(20)]
@@ -329,10 +407,7 @@ def test_remote_training_has_no_time_and_no_local_memory(estimate: Estimate, mon
     assert result["basis"]["seconds.fine_tuning"] == "the launcher (slurm, 2 nodes) trains at an unknown speed"
     assert result["memory"]["largest_stage"] != "fine_tuning"
     (total_line,) = (line for line in format_estimate(result) if "; unknown: " in line)
-    assert (
-        "unknown: fine_tuning (the launcher (slurm, 2 nodes) trains at an unknown speed); triton_packaging (unknown"
-        in total_line
-    )
+    assert total_line.endswith("unknown: fine_tuning (the launcher (slurm, 2 nodes) trains at an unknown speed)")
 
 
 def test_each_unknown_time_has_its_reason() -> None:
@@ -923,7 +998,7 @@ def test_text_lists_rows_tokens_steps_memory_disk_time_and_warnings(estimate: Es
         "time",
     ]
     assert f"30 steps (fine_tuning.max_steps), {result['tokens']['trained']:,} tokens" in "\n".join(text)
-    assert "triton_packaging  unknown until a run with this workdir packages this base model" in "\n".join(text)
+    assert any(line.lstrip().startswith("triton_packaging  ") and " s to start; writing, " in line for line in text)
     assert any(line.startswith("warning: the model will be packaged unproven") for line in text)
 
 
