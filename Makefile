@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check hashes setup run flywheel test test-all test-cluster test-installation test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
+.PHONY: images images-check hashes setup run flywheel test test-all test-cluster test-installation test-nfs test-gpu quality stress stress-training stress-deploy stress-launch stress-synthesis stress-flywheel bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-reinforcement bench-estimates bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint docs dist ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -118,6 +118,9 @@ bench-explanation: $(VENV)/.ready ## Compare explanations with retraining on ran
 
 bench-reinforcement: $(VENV)/.ready ## Train five tiny models with grpo after sft (30 minutes); writes docs/reference/benchmarks-reinforcement.md
 	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.reinforcement --workdir $(WORKDIR)/benchmark-reinforcement --markdown docs/reference/benchmarks-reinforcement.md $(ARGS)
+
+bench-estimates: $(VENV)/.ready ## Compare dry runs with their runs on the embedded model (20 minutes); writes docs/reference/benchmarks-estimates.md
+	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.estimates --workdir $(WORKDIR)/benchmark-estimates --markdown docs/reference/benchmarks-estimates.md $(ARGS)
 
 bench-storage: $(VENV)/.ready ## Compare the utilization that the storage benchmark measures with fio's (fio; root; 5 minutes); writes docs/reference/benchmarks-storage.md
 	@$(BIN)/python -P -m benchmarks.storage_utilization --workdir $(WORKDIR)/benchmark-storage --markdown docs/reference/benchmarks-storage.md $(ARGS)
