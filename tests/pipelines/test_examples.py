@@ -6,7 +6,9 @@ tier: each example as its README describes it, with the embedded model, which ta
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,54 @@ def test_rlhf_chain_rewards_answers_with_the_reward_model_of_its_second_step(mod
     options = ("--format", "model-card", "-o", "card.md", "--workdir", "work")
     answer("export", "orders-reward@champion", *options, cwd=tmp_path)
     assert "\npipeline_tag: text-classification\n" in (tmp_path / "card.md").read_text()
+
+
+REAL_STEPS = ("preferences", "problems")
+REAL_DATA = Path(os.environ.get("TUNELINE_REAL_DATA") or ROOT.parent / "shared" / "data")
+REAL_FILES = {"dpo_en_demo.json": "pref/dpo_en_demo.json.gz", "train.jsonl": "eval/gsm8k_train.jsonl.gz"}
+
+
+def test_page_of_rlhf_has_the_command_for_real_data() -> None:
+    options = " ".join(f"-c examples/rlhf/{step}.yaml" for step in REAL_STEPS)
+    assert f"\ntuneline run {options} --workdir real-run\n" in (EXAMPLES / "rlhf" / "README.md").read_text()
+    for step, name in zip(REAL_STEPS, REAL_FILES, strict=True):
+        (source,) = load_customization(EXAMPLES / "rlhf" / f"{step}.yaml").data_curation.sources
+        assert Path(source.path) == EXAMPLES / "rlhf" / name
+        assert not Path(source.path).exists(), "the repository has no data of others"
+
+
+@pytest.mark.long
+@pytest.mark.pipeline
+@pytest.mark.daft
+@pytest.mark.dvc
+@pytest.mark.mlflow
+@pytest.mark.skipif(
+    not all((REAL_DATA / name).exists() for name in REAL_FILES.values()),
+    reason="TUNELINE_REAL_DATA names no folder with pairs and problems",
+)
+def test_real_pairs_train_a_reward_model_that_scores_answers_to_real_problems(model: Path, tmp_path: Path) -> None:
+    for name, source in REAL_FILES.items():
+        (tmp_path / name).write_bytes(gzip.decompress((REAL_DATA / source).read_bytes()))
+    lines = (tmp_path / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join(lines[:300]), encoding="utf-8")
+    for step in REAL_STEPS:
+        shutil.copy(EXAMPLES / "rlhf" / f"{step}.yaml", tmp_path)
+    settings = (f"fine_tuning.base_model={model}", "fine_tuning.max_steps=3", "triton_packaging.prove=false")
+    fractions = "data_curation.fractions={train: 0.6, validation: 0.1, test: 0.3}"
+    options = [part for value in (*settings, fractions) for part in ("--set", value)]
+    files = [part for step in REAL_STEPS for part in ("-c", f"{step}.yaml")]
+    result = answer("run", *files, *options, "--workdir", "work", cwd=tmp_path, timeout_seconds=TIMEOUT_SECONDS)
+    reward, rlhf = result["chain"]
+    dataset, evaluation = (Path(reward["artifacts"][name]) for name in ("dataset", "evaluation"))
+    rows = json.loads((dataset / "manifest.json").read_text())["summary"]["rows"]
+    assert (rows["in"], rows["kept"], rows["quarantined"]) == (300, 295, 0)
+    metrics = json.loads((evaluation / "evaluation.json").read_text())["metrics"]["reward"]
+    assert metrics["accuracy"]["n"] >= 40
+    log = Path(rlhf["artifacts"]["model"], "training.jsonl").read_text().splitlines()
+    trained = [json.loads(line) for line in log if "train_loss" in line]
+    assert len(trained) == 3
+    assert all(0 < line["reward_reward_model"] < 1 for line in trained)
+    assert all(0 <= line["reward_final_number"] <= 1 for line in trained)
 
 
 @pytest.mark.stress
