@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,6 +115,7 @@ def measure_key(configuration: Mapping[str, Any], folder: Path, name: str) -> Js
         "stages": read_stages(newest),
         "peak_memory": model["summary"]["peak_memory"],
         "model": run["artifacts"]["model"],
+        "load": round(os.getloadavg()[1], 1),
     }
 
 
@@ -133,7 +135,7 @@ thread, and the dry run before it. The goal is an error of at most {goal:.0%}.
 {command}
 ```
 
-Measured at commit `{commit}` on {processor}, {cores} cores, Python {python}, on {date}. The load average was {load}.
+Measured at commit `{commit}` on {processor}, {cores} cores, Python {python}, on {date}. The load average was up to {highest_load}.
 
 ## Time
 
@@ -175,6 +177,7 @@ def render_page(results: Mapping[str, Json]) -> str:
         peaks=table_of(["key", *head], memory),
         missed=(f"Rows that miss the goal: {', '.join(missed)}." if missed else "All rows meet the goal.")
         + (f" Not measured yet: {', '.join(absent)}." if absent else ""),
+        highest_load=max(result["load"] for result in results.values()),
         **machine.circumstances("benchmarks.estimates"),
     )
 

@@ -15,7 +15,7 @@ from pipelines.config.customization_config import Customization
 
 def build_result(stage: str, seconds: float, cpu: float, memory: int, peak: int) -> dict[str, Any]:
     estimate = {"seconds": {stage: seconds}, "memory": {"training": {"total": memory}}}
-    return {"estimate": estimate, "stages": {stage: cpu, "report": 1.0}, "peak_memory": peak}
+    return {"estimate": estimate, "stages": {stage: cpu, "report": 1.0}, "peak_memory": peak, "load": 2.5}
 
 
 def test_page_names_the_rows_that_miss_the_goal() -> None:
@@ -23,6 +23,7 @@ def test_page_names_the_rows_that_miss_the_goal() -> None:
     assert "| `objective: sft` | fine_tuning | 100 s | 120 s | -17% |" in page
     assert "| `objective: sft` | 1.00 GB | 2.00 GB | -50% |" in page
     assert "Rows that miss the goal: objective: sft (memory)." in page
+    assert "load average was up to 2.5" in page
 
 
 def test_memory_is_compared_for_trainings_only() -> None:
