@@ -44,9 +44,7 @@ def generate_answers(
     """
     requests = decoding.pair_seeds(prompts)
     ordered = sorted(set(requests))
-    groups = prefix_trees.group_by_prefix(
-        [prompt for prompt, _ in ordered], [len(prompt) - 1 for prompt, _ in ordered], sharing=sharing
-    )
+    groups = prefix_trees.group_prompts([prompt for prompt, _ in ordered], sharing=sharing)
     answers: dict[Request, str] = {}
     for prefix_length, indices in groups:
         # Prompts of similar length, longest first.

@@ -16,11 +16,12 @@ SHORT = Decoding(max_new_tokens=12)
 
 
 def build_prompts() -> list[list[int]]:
-    """Build prompts of many lengths; some share a prefix and one occurs twice."""
+    """Build prompts of many lengths; some share a long or short prefix, and one occurs twice."""
     rng = random.Random(4)
     header = rng.choices(range(250), k=80)
     prompts = [rng.choices(range(250), k=length) for length in (1, 3, 9, 9, 14, 30)]
     prompts += [[*header, *rng.choices(range(250), k=20 + item)] for item in range(14)]
+    prompts += [[*header[::-1][:20], *rng.choices(range(250), k=1 + item)] for item in range(16)]
     return [*prompts, prompts[2]]
 
 

@@ -103,6 +103,22 @@ def test_long_shared_prefix_is_separate() -> None:
     assert sum(len(tree.ids) for tree in group.trees) == 30 * (1 + 30)
 
 
+def test_prompts_share_short_prefixes_if_many_have_them() -> None:
+    long, short = tuple(range(100)), tuple(range(500, 524))
+    prompts = [(*long, 200 + item, *range(300, 330)) for item in range(30)]
+    prompts += [(*short, 600 + item, 7) for item in range(20)]
+    prompts += [(*range(700, 718), 800 + item) for item in range(3)]  # too few to save a pass
+    ordered = sorted(prompts)
+    groups = prefix_trees.group_prompts(ordered, sharing=True)
+    assert sorted((length, len(indices)) for length, indices in groups) == [(0, 3), (23, 20), (99, 30)]
+    assert sorted(index for _, indices in groups for index in indices) == list(range(len(ordered)))
+    for length, indices in groups:
+        assert len({ordered[index][:length] for index in indices}) == 1
+        assert all(len(ordered[index]) > length for index in indices)
+    assert prefix_trees.group_prompts(ordered, sharing=False) == [(0, list(range(len(ordered))))]
+    assert prefix_trees.group_prompts([], sharing=True) == []
+
+
 def test_prefix_ends_before_first_scored_token() -> None:
     header = list(range(200))
     (group,) = prefix_trees.plan_rows(
