@@ -6,6 +6,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,8 @@ START_SECONDS = {
     "promotion": 2.3,
     "report": 2.6,
 }
-# Seconds of packaging a tiny model, on the same machine: converting and writing the weights, and starting Triton with the two
-# stub processes of the python backend, which import torch and transformers.
+# Seconds of packaging a tiny model, assumed, not measured: converting and writing the weights, and starting Triton with the
+# two stub processes of the python backend, which import torch and transformers.
 WRITE_PACKAGE_SECONDS, START_TRITON_SECONDS = 5.0, 15.0
 MAX_MATMUL_SIZE = 8192
 MAX_MATMUL_ROWS = 4096
@@ -76,8 +77,8 @@ def measure_speed(recipe: Recipe, config: PretrainedConfig, shape: ModelShape, *
     """Measure the speed of a model with random weights on this machine.
 
     On a CPU, the passes of the model are measured, with its adapter; of a model with more than MAX_PASS_PARAMETERS, those of
-    its first layers, scaled by FLOPs. On a GPU, or if not even one layer fits, the rate is TRAINING_EFFICIENCY of a
-    matrix product's.
+    its first layers, scaled by FLOPs. On a GPU, or if these layers do not fit or do not run alone, the rate is
+    TRAINING_EFFICIENCY of a matrix product's.
 
     Args:
         recipe: the training, whose adaptation and objective matter.
@@ -90,22 +91,39 @@ def measure_speed(recipe: Recipe, config: PretrainedConfig, shape: ModelShape, *
 
     torch.set_num_threads(cpu_cores.get_thread_count())  # as the run does
     layers = 0 if torch.cuda.is_available() else _count_pass_layers(shape)
-    if not layers:
-        rate = TRAINING_EFFICIENCY * measure_matmul_rate(shape, rows=rows * length)
-        seconds = resource_formulas.estimate_forward_flops(shape, length) / rate
-        return ModelSpeed(rate, rate, seconds, seconds, "half the rate of a matrix product, measured for one second")
+    if layers:
+        # The first layers of a hybrid model may not run without the others, and state-space models have no key-value cache.
+        with suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            return _measure_passes(recipe, _shorten(config, layers), shape, layers, rows=rows, length=length)
+    rate = TRAINING_EFFICIENCY * measure_matmul_rate(shape, rows=rows * length)
+    seconds = resource_formulas.estimate_forward_flops(shape, length) / rate
+    return ModelSpeed(rate, rate, seconds, seconds, "half the rate of a matrix product, measured for one second")
+
+
+def _shorten(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+    """Return the configuration of a model with the first layers only."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
-    text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
+    if layers < text.num_hidden_layers:
+        text.num_hidden_layers = layers
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[:layers]
+    return config
+
+
+def _measure_passes(
+    recipe: Recipe, config: PretrainedConfig, shape: ModelShape, layers: int, *, rows: int, length: int
+) -> ModelSpeed:
+    """Measure training, forward and decoding passes of a model with `layers` of the layers of `shape`, on a CPU."""
+    import torch
+
     measured = ModelShape.from_configuration(config, count_parameters(config, recipe))
     length = min(length, MAX_PASS_TOKENS)
     rows = max(1, min(rows, MAX_PASS_TOKENS // length))
     has_dropout = recipe.has_lora_dropout and not adapters.has_adapted_experts(adapters.build_outline(config, recipe))
     dropout = recipe.lora.dropout if has_dropout else 0.0
     model = adapters.build_outline(config, recipe, device="cpu", dropout=dropout)
-    ids = torch.randint(text.vocab_size, (rows, length))
+    ids = torch.randint(config.get_text_config().vocab_size, (rows, length))
 
     def train() -> None:
         logprobs = model(input_ids=ids).logits.float().log_softmax(-1)

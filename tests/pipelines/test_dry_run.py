@@ -44,6 +44,7 @@ from pipelines.planning.suite_cost import summarize_suite
 from pipelines.steps.input_resolution import get_unproven_reason, resolve_plans
 from tests.datasets import QUESTION_WORDS
 from tests.git_server import git_daemon
+from tests.model_families import FAMILIES, build_configuration
 from tests.pipelines.command import answer, refusal, tuneline
 from tests.pipelines.project import write_project
 
@@ -60,6 +61,7 @@ def fresh_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_project(tmp_path_factory.mktemp("fresh"))
 
 
+COMPLETED = {"max_length": 32, "learning_rate": 1e-3, "epochs": 1.0, "batch_size": 2, "micro_batch_size": 2}
 Estimate = Callable[..., dict[str, Any]]
 
 
@@ -346,8 +348,7 @@ def test_speed_of_a_large_model_is_that_of_its_first_layers(
     fresh_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_outline(load_settings(fresh_project).fine_tuning.base_model).config
-    completed = {"max_length": 32, "learning_rate": 1e-3, "epochs": 1.0, "batch_size": 2, "micro_batch_size": 2}
-    recipe = Recipe.model_validate({**FineTuningConfig().model_dump(), **completed})
+    recipe = Recipe.model_validate({**FineTuningConfig().model_dump(), **COMPLETED})
     shape = ModelShape.from_configuration(config, count_parameters(config, recipe))
     whole = machine_speed.measure_speed(recipe, config, shape, rows=2, length=16)
     assert whole.basis.startswith("passes of the model ")
@@ -359,6 +360,15 @@ def test_speed_of_a_large_model_is_that_of_its_first_layers(
     )
     monkeypatch.setattr(machine_speed, "MAX_PASS_PARAMETERS", 0)
     assert machine_speed.measure_speed(recipe, config, shape, rows=2, length=16).basis.startswith("half the rate")
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Granite 4 (hybrid)", "Jamba", "Mamba"])
+def test_speed_of_a_model_without_a_key_value_cache_is_estimated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build_configuration(next(family for family in FAMILIES if family.name == name))
+    recipe = Recipe.model_validate({**FineTuningConfig().model_dump(), **COMPLETED})
+    shape = ModelShape.from_configuration(config, count_parameters(config, recipe))
+    monkeypatch.setattr(machine_speed, "_count_pass_layers", lambda _: 1)
+    assert machine_speed.measure_speed(recipe, config, shape, rows=2, length=16).forward > 0
 
 
 def test_reward_model_is_not_packaged(fresh_project: Path, estimate: Estimate) -> None:
