@@ -66,6 +66,15 @@ def gateway(
     feedback_max_mib: FeedbackLimitOption = 1024,
     capture: CaptureOption = None,
     drain_seconds: DrainOption = 60.0,
+    shutdown_delay_seconds: Annotated[
+        float,
+        typer.Option(
+            "--shutdown-delay-seconds",
+            min=0.0,
+            help="Time in seconds between a stop signal and the drain, in which the gateway is not ready but answers requests and closes their "
+            "connections, so that load balancers and clients move to other servers.",
+        ),
+    ] = 0.0,
     log: Annotated[
         Path | None, typer.Option("--log", help="File for the request log, rotated at 64 MiB. Default: standard error.")
     ] = None,
@@ -113,6 +122,7 @@ def gateway(
         ),
         sock,
         drain_seconds=drain_seconds,
+        shutdown_delay_seconds=shutdown_delay_seconds,
         log=log,
         on_ready=print_ready,
     )

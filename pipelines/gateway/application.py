@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 from opentelemetry.trace import INVALID_SPAN, Span, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Send
+from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from components.common.models.tool_messages import describe_tools
@@ -63,7 +64,8 @@ class Gateway:
         feedback: file of the feedback on answers, or None: feedback is refused.
         routes: the routing file, or None.
         capture_settings: the settings of captured traffic, or None: nothing is captured.
-        is_draining: whether the server is stopping: it finishes its answers and accepts no request.
+        is_stopping: whether the server received a stop signal: it is not ready, and closes the connection of each answer.
+        is_draining: whether the shutdown delay is over: the server finishes its answers and accepts no request.
     """
 
     triton: TritonModels
@@ -75,6 +77,7 @@ class Gateway:
     routes: Path | None = None
     capture_settings: CaptureSettings | None = None
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
+    is_stopping: bool = False
     is_draining: bool = False
 
     def __post_init__(self) -> None:
@@ -136,7 +139,7 @@ class RequestLog:
         )  # fmt: skip
 
 
-def create_application(gateway: Gateway) -> Starlette:
+def create_application(gateway: Gateway) -> ASGIApp:
     """Return the ASGI application."""
     routes = [
         Route("/v1/chat/completions", partial(chat, gateway), methods=["POST"]),
@@ -151,10 +154,23 @@ def create_application(gateway: Gateway) -> Starlette:
         Route("/metrics", partial(metrics, gateway)),
         *chat_page.create_routes(has_feedback=gateway.feedback is not None),
     ]
-    return Starlette(
+    application = Starlette(
         routes=routes,
         exception_handlers={RequestError: handle_request_error, HTTPException: handle_http_error, 500: handle_failure},
     )
+
+    async def close_connections(scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Let clients reconnect, to another server, after each answer of a stopping one."""
+
+        async def send_closing(message: Message) -> None:
+            if gateway.is_stopping and message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["connection"] = "close"
+            await send(message)
+
+        await application(scope, receive, send_closing)
+
+    return close_connections
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
@@ -324,8 +340,8 @@ async def live(gateway: Gateway, request: Request) -> Response:
 
 async def ready(gateway: Gateway, request: Request) -> Response:
     """Answer a readiness probe: whether requests can be answered."""
-    if gateway.is_draining or not await gateway.traffic.is_ready():
-        raise unavailable("the server is stopping" if gateway.is_draining else "no model is loaded")
+    if gateway.is_stopping or not await gateway.traffic.is_ready():
+        raise unavailable("the server is stopping" if gateway.is_stopping else "no model is loaded")
     return PlainTextResponse("ok\n")
 
 

@@ -25,25 +25,31 @@ MAX_LOG_BYTES = 64 << 20
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that refuses new requests with 503 while it drains, instead of closing its port at once.
+    """A server that stops in two phases, instead of closing its port at once.
 
-    Clients on open connections, and load balancers that have not noticed the end yet, get an answer.
+    During the shutdown delay, it is not ready but answers all requests, and closes the connection of each: load balancers and clients that
+    keep connections open move to other servers without a failed request. Then it drains: it refuses new requests with 503.
     """
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, drain_seconds: float, shutdown_delay_seconds: float
+    ) -> None:
         super().__init__(config)
         self._gateway, self._drain_seconds = gateway, drain_seconds
+        self._shutdown_delay_seconds = shutdown_delay_seconds
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start draining at the first signal; stop at the second."""
-        if self._gateway.is_draining:
+        """Start the shutdown delay at the first signal; stop at the second."""
+        if self._gateway.is_stopping:
             self.should_exit = self.force_exit = True
             return
-        self._gateway.start_draining()
+        self._gateway.is_stopping = True
         self._draining = self._loop.create_task(self._drain())
 
     async def _drain(self) -> None:
+        await asyncio.sleep(self._shutdown_delay_seconds)
+        self._gateway.start_draining()
         deadline = self._loop.time() + self._drain_seconds
         while self.server_state.tasks and self._loop.time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
@@ -55,6 +61,7 @@ def run_gateway(
     listener: socket.socket,
     *,
     drain_seconds: float,
+    shutdown_delay_seconds: float,
     log: Path | None,
     on_ready: Callable[[], None],
 ) -> None:
@@ -63,7 +70,8 @@ def run_gateway(
     Args:
         create_gateway: creates models, keys and limits; called in the event loop.
         listener: the listening socket.
-        drain_seconds: time for answers in progress after the signal.
+        drain_seconds: time for answers in progress after the shutdown delay.
+        shutdown_delay_seconds: time between the signal and the drain, in which requests are answered.
         log: file for the log, which is rotated, or None: standard error.
         on_ready: called when the gateway accepts requests.
     """
@@ -90,7 +98,7 @@ def run_gateway(
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=5,
         )
-        server = DrainingServer(config, gateway, drain_seconds)
+        server = DrainingServer(config, gateway, drain_seconds, shutdown_delay_seconds)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)

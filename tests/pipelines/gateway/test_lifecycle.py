@@ -73,6 +73,24 @@ def test_a_stopping_gateway_finishes_answers_and_refuses_new_ones(triton: Server
         assert gateway.process.wait(10) == 0
 
 
+def test_a_gateway_answers_and_closes_connections_during_the_shutdown_delay(triton: Server, tmp_path: Path) -> None:
+    options = ("--shutdown-delay-seconds", "600")
+    with running_gateway(triton.grpc_url, tmp_path / "log", *options) as gateway:
+        kept = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+        answers = []
+        for path in (CHAT, "/health/ready", CHAT, CHAT):
+            kept.request("POST" if path == CHAT else "GET", path, json.dumps(BODY), HEADERS)
+            answer = kept.getresponse()
+            answer.read()
+            answers.append((answer.status, answer.getheader("connection")))
+            if len(answers) == 1:
+                gateway.terminate()
+                time.sleep(0.2)
+        assert answers == [(200, None), (503, "close"), (200, "close"), (200, "close")]
+        gateway.terminate()  # a second signal
+        assert gateway.process.wait(30) == 0
+
+
 def test_a_missing_model_server_is_503_and_a_returning_one_is_found(tmp_path: Path) -> None:
     with running_gateway(f"unix:{tmp_path}/nothing", tmp_path / "log") as gateway:
         assert gateway.send("GET", "/health/live")[0] == 200
