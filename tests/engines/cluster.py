@@ -38,10 +38,11 @@ REQUIRED = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster; its state is in `folder`."""
+    """A running cluster; its state is in `folder`, and that of its second node, if any, in `second_folder`."""
 
     kit: Path
     folder: Path
+    second_folder: Path | None = None
 
     def kubectl(self, *arguments: str, text: str = "") -> str:
         """Run kubectl as the administrator, with `text` as its input, and return its output."""
@@ -53,7 +54,7 @@ class Cluster:
         _run(str(self.kit / "controllers"), str(self.folder), "on", *names)
 
     def add_image(self, root: Path, name: str, **settings: Any) -> None:
-        """Load an image into the node whose files are those of a folder.
+        """Load an image into the nodes whose files are those of a folder.
 
         Args:
             root: The folder.
@@ -64,8 +65,14 @@ class Cluster:
         _run(str(self.kit / "mkimage"), str(root), name, str(archive))
         if settings:
             _configure(archive, settings)
-        _run(str(self.kit / "image"), str(self.folder), str(archive), name)
+        self.load_image(archive, name)
         archive.unlink()
+
+    def load_image(self, archive: Path, name: str) -> None:
+        """Load the image of an OCI archive into the nodes, with this name."""
+        for folder in (self.folder, self.second_folder):
+            if folder:
+                _run(str(self.kit / "image"), str(folder), str(archive), name)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""docs/how-to/install.md on an empty cluster of one node, by the page's own commands, up to a served model.
+"""docs/how-to/install.md on an empty cluster of two nodes, by the page's own commands, up to a served model.
 
 The site adapts the overlay as the page says: one team, its addresses, storage and sizes. Images hold folders alone, so the
 overlay also mounts this machine's folders. In the `stress` tier because a cluster, its servers and a whole pipeline run for minutes.
@@ -26,6 +26,7 @@ from tests.deploy.rendering import DEPLOY, build_kustomization, find_kubectl
 from tests.engines.cluster import REQUIRED, Cluster
 from tests.engines.host_folders import NAMESPACE, PYTHON_FOLDERS, USER, build_image_root, build_volume, make_accessible
 from tests.engines.pipeline_pods import STEPS, PipelinePods, add_image, add_images
+from tests.engines.second_node import FIRST_NODE, SECOND_NODE, running_second_node
 from tests.pipelines.command import ROOT, answer, tuneline
 from tests.pipelines.project import write_project
 
@@ -63,7 +64,7 @@ os.execve(program, [program, f"--backend-directory={backends}", *sys.argv[1:]], 
 """
 PROGRAMS = {
     "serving/bin/tritonserver": TRITON,
-    "serving/bin/tuneline": '#!/bin/sh\nexec python3 -m pipelines.cli "$@"\n',
+    **{f"{image}/bin/tuneline": '#!/bin/sh\nexec python3 -m pipelines.cli "$@"\n' for image in ("curation", "serving")},
     "mlflow/bin/mlflow": '#!/bin/sh\nexec python3 -m mlflow "$@"\n',
 }
 SMALL = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
@@ -72,6 +73,7 @@ REPLICAS = (
     ("HorizontalPodAutoscaler", "triton", "/spec/minReplicas"),
     ("HorizontalPodAutoscaler", "triton", "/spec/maxReplicas"),
 )
+PROBE = Path("docs/examples/storage-probe.yaml")
 MODEL = "tiny-helper"  # of the project
 S3_KEYS = ("site-key", "site-secret")
 
@@ -133,7 +135,12 @@ def adapt_overlay(site: Path, volumes: Path, claims: dict[str, str]) -> None:
         "served-model": MODEL,
     }
     (overlay / "site.yaml").write_text(yaml.safe_dump(values))
-    workloads = [m for m in build_kustomization(overlay) if m["kind"] in ("Deployment", "StatefulSet")]
+    kinds = ("Deployment", "StatefulSet", "CronJob")
+    workloads = [
+        m
+        for m in build_kustomization(overlay)
+        if m["kind"] in kinds and m["metadata"]["namespace"] in ("mlflow", NAMESPACE)
+    ]
     patches: list[Json] = [{"patch": json.dumps(mount_folders(manifest, claims))} for manifest in workloads]
     for kind, name, path in REPLICAS:
         patches.append(build_patch(kind, name, {"op": "replace", "path": path, "value": 1}))
@@ -173,6 +180,9 @@ def build_volumes(volumes: Path, claims: dict[str, str]) -> list[Json]:
 
 def mount_folders(manifest: Json, claims: dict[str, str]) -> Json:
     """Return a patch that mounts the claims in all containers of a workload and reduces their resources."""
+    if manifest["kind"] == "CronJob":
+        template = mount_folders({**manifest, "kind": "Job", "spec": manifest["spec"]["jobTemplate"]["spec"]}, claims)
+        return {**template, "kind": "CronJob", "spec": {"jobTemplate": {"spec": template["spec"]}}}
     pod = manifest["spec"]["template"]["spec"]
     mounts = [{"name": claim, "mountPath": path} for claim, path in claims.items()]
     containers = {
@@ -215,6 +225,7 @@ def start_s3(cluster: Cluster) -> None:
     start = [program, "server", "-dir=/tmp", "-s3", "-s3.port=8333", "-s3.config=/config/s3.json", "-ip.bind=0.0.0.0"]
     folders = {claim: path for claim, path in PYTHON_FOLDERS.items() if claim != "python"}
     pod = {
+        "nodeName": FIRST_NODE,
         "containers": [
             {
                 "name": "s3",
@@ -272,6 +283,17 @@ def write_platform(checkout: Path, claims: dict[str, str], project: Path) -> Non
     (project / "platform.yaml").write_text(yaml.safe_dump(platform))
 
 
+def write_probe(checkout: Path, claims: dict[str, str]) -> None:
+    """Adapt the page's example of a storage probe: sizes, and mounts of this machine's folders."""
+    job = yaml.safe_load((ROOT / PROBE).read_text(encoding="utf-8"))
+    pod, mounted = job["spec"]["template"]["spec"], mount_folders(job, claims)["spec"]["template"]["spec"]
+    (container,), (added,) = pod["containers"], mounted["containers"]
+    container |= {"resources": SMALL, "volumeMounts": container["volumeMounts"] + added["volumeMounts"]}
+    pod["volumes"] += mounted["volumes"]
+    (checkout / PROBE).parent.mkdir(parents=True)
+    (checkout / PROBE).write_text(yaml.safe_dump(job))
+
+
 def compile_pipeline(project: Path) -> str:
     """Compile the project of the volume, which pods mount at /data, with the command of the page."""
     values = {"data_curation.sources": "[/data/raw.jsonl]", "fine_tuning.base_model": "/data/tiny"}
@@ -296,8 +318,18 @@ def fill_in_secrets(checkout: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """An empty cluster with the prerequisites of the page, and the site's copy of deploy/."""
+def two_nodes(cluster: Cluster) -> Iterator[Cluster]:
+    with running_second_node(cluster) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def site(two_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """An empty cluster with the prerequisites of the page, and the site's copy of deploy/.
+
+    Only the serving pods, which wait for the label of serving nodes, run on the second node: it is cordoned during the installation.
+    """
+    cluster = two_nodes
     folder = tmp_path_factory.mktemp("installation")
     for part in ("deploy", "mlflow"):
         shutil.copytree(ROOT / part, folder / "checkout" / part, symlinks=True)
@@ -309,10 +341,13 @@ def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
     adapt_overlay(folder / "checkout", folder / "volumes", claims)
     cluster.start_controllers("kueue")
     capacity = json.dumps({"status": {"capacity": {"nvidia.com/gpu": "8"}}})
-    cluster.kubectl("patch", "node", "tuneline-node", "--subresource=status", "--type=merge", "-p", capacity)
+    for node in (FIRST_NODE, SECOND_NODE):
+        cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", capacity)
+    cluster.kubectl("cordon", SECOND_NODE)
     mounts = ["/data", "/corpus", *claims.values()]
     add_images(cluster, folder, mounts)
     add_server_images(cluster, folder, mounts)
+    write_probe(folder / "checkout", claims)
     make_accessible(folder)
     start_s3(cluster)
     return Site(cluster, folder / "checkout", folder / "volumes", claims)
@@ -322,8 +357,8 @@ def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
 def passwords(site: Site) -> dict[str, str]:
     """Run the commands of the page up to the installed servers and MLflow's users. Returns the passwords and the API key."""
     labels = [line for line in read_commands("Check the prerequisites") if line.startswith("kubectl label node")]
-    for command in labels:
-        site.run(command.replace("NODE", "tuneline-node", 1))
+    for command, node in zip(labels, (FIRST_NODE, SECOND_NODE), strict=True):
+        site.run(command.replace("NODE", node, 1))
     values = fill_in_secrets(site.checkout)
     certificate = re.findall(
         r"^openssl .*|^kubectl -n mlflow create secret generic postgresql-tls .*", README, re.MULTILINE
@@ -344,6 +379,7 @@ def passwords(site: Site) -> dict[str, str]:
         site.run(
             users.replace("sh mlflow/grant.sh", f"{owner}\nsh mlflow/grant.sh", 1), NETRC=str(site.checkout / "netrc")
         )
+    site.run(f"kubectl uncordon {SECOND_NODE}")
     return values
 
 
@@ -386,6 +422,21 @@ def test_page_leads_from_an_empty_cluster_to_a_served_model(site: Site, password
     assert refused["error"]["code"] == "invalid_api_key"
 
 
+def test_probe_of_the_volume_from_two_nodes(site: Site, passwords: dict[str, str]) -> None:
+    """The pods of the page's Job find each other, and report that both nodes of this test share one kernel."""
+    commands = read_commands("Apply and verify")
+    start = next(i for i, line in enumerate(commands) if line.startswith("kubectl apply -f"))
+    for command in commands[start:]:
+        log = site.run(command)
+    site.run("kubectl -n team-a wait --for=condition=complete --timeout=60s job/storage-probe")
+    assert "ok       hosts: storage-probe-0 and storage-probe-1, one kernel" in log
+    assert f"ok       owner: storage-probe-0: user {USER}; storage-probe-1: user {USER}" in log
+    assert "ok       exclusive names: exactly one participant got each of 200 names" in log
+    assert "MISSING" not in log
+    nodes = site.run("kubectl -n team-a get pods -l app.kubernetes.io/name=storage-probe -o jsonpath={..nodeName}")
+    assert {*nodes.split()} == {FIRST_NODE, SECOND_NODE}
+
+
 def build_client() -> Json:
     """Return a pod with curl."""
     mount = {"name": "usr", "mountPath": "/usr"}
@@ -395,6 +446,7 @@ def build_client() -> Json:
         "kind": "Pod",
         "metadata": {"name": "client", "namespace": "my-application"},
         "spec": {
+            "nodeName": FIRST_NODE,  # a drain refuses to evict a pod without a controller
             "containers": [{**container, "volumeMounts": [mount]}],
             "volumes": [{"name": "usr", "hostPath": {"path": "/usr"}}],
         },
