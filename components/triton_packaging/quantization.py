@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -217,13 +217,45 @@ def compare_with_unquantized(
     reporter.step("loss of the unquantized model")
     before = load_merged_model(model).to(device)
     unquantized_bytes = sum(p.numel() for p in before.parameters()) * (4 if parameters["dtype"] == "float32" else 2)
-    before_losses = _compute_losses(before, items, reporter)
+    before_losses = compute_losses(before, items, reporter)
     del before
     reporter.step("loss of the quantized model")
     after = _load_package(version, parameters, config.quantization, device)
-    losses = _compute_losses(after, items, reporter)
+    losses = compute_losses(after, items, reporter)
     check_losses(before_losses, items, "unquantized")
     check_losses(losses, items, "quantized")
+    weight_files = version.joinpath(parameters["weights_folder"]).glob("*.safetensors")
+    return compare_losses(
+        before_losses,
+        losses,
+        tokens,
+        config,
+        scheme=config.quantization,
+        weight_bytes=sum(path.stat().st_size for path in weight_files),
+        unquantized_weight_bytes=unquantized_bytes,
+        seed=seed,
+    )
+
+
+def compare_losses(
+    before_losses: Sequence[float],
+    losses: Sequence[float],
+    tokens: Sequence[int],
+    config: TritonPackagingConfig,
+    *,
+    scheme: str,
+    weight_bytes: int,
+    unquantized_weight_bytes: int,
+    seed: int,
+) -> QuantizationResult:
+    """Compare the losses of the quantized model on the items with those of the unquantized model.
+
+    Args:
+        tokens: number of tokens of each item's answer.
+
+    Raises:
+        QuantizationError: the bound of the increase exceeds the margin.
+    """
     # The largest difference seen, in either direction, stands for the unseen items: rounding changes all items alike.
     pessimistic = significance.estimate_pessimistic_gain(
         before_losses, losses, tokens, max_item_loss=None, samples=BOOTSTRAP_SAMPLES, seed=seed
@@ -231,10 +263,9 @@ def compare_with_unquantized(
     bound = -pessimistic.compute_lower_bound(QUANTIZATION_CONFIDENCE)
     gain = significance.estimate_gain(before_losses, losses, tokens, samples=BOOTSTRAP_SAMPLES, seed=seed)
     interval = gain.compute_interval(0.95)
-    weight_files = version.joinpath(parameters["weights_folder"]).glob("*.safetensors")
     result = QuantizationResult(
-        scheme=config.quantization,
-        items=len(items),
+        scheme=scheme,
+        items=len(tokens),
         tokens=sum(tokens),
         loss=sum(losses) / sum(tokens),
         unquantized_loss=sum(before_losses) / sum(tokens),
@@ -243,8 +274,8 @@ def compare_with_unquantized(
         increase_bound=bound,
         margin=config.quantization_margin,
         confidence=QUANTIZATION_CONFIDENCE,
-        weight_bytes=sum(path.stat().st_size for path in weight_files),
-        unquantized_weight_bytes=unquantized_bytes,
+        weight_bytes=weight_bytes,
+        unquantized_weight_bytes=unquantized_weight_bytes,
     )
     _check_margin(result)
     return result
@@ -279,7 +310,7 @@ def _check_margin(result: QuantizationResult) -> None:
             f"the unquantized model has {result.unquantized_loss:.4f}. The increase is {result.increase:+.4f}, at most "
             f"{result.increase_bound:+.4f} with {result.confidence:.0%} confidence; "
             f"triton_packaging.quantization_margin allows {result.margin:.4f}",
-            hint="Set triton_packaging.quantization to none, or raise triton_packaging.quantization_margin; if the measured "
+            hint="Choose another format of the weights, or raise triton_packaging.quantization_margin; if the measured "
             "increase is within the margin, raise triton_packaging.quantization_items.",
         )
 
@@ -297,7 +328,7 @@ def check_losses(losses: list[float], items: list[EncodedItem], model: str) -> N
         if not math.isfinite(loss):
             raise QuantizationError(
                 f"the {model} model has a loss of {loss} on test row {item.id}; expected a finite number",
-                hint="Set triton_packaging.quantization to none, and evaluate the model.",
+                hint="Choose another format of the weights, and evaluate the model.",
             )
 
 
@@ -327,12 +358,12 @@ def read_items(
         raise InputError(
             f"the test split of {dataset.path} has {format_count(len(items), 'row')} with an answer; quantization requires at least "
             f"{MIN_QUANTIZATION_ITEMS}",
-            hint="Increase the number of rows or the test fraction, or set triton_packaging.quantization to none.",
+            hint="Increase the number of rows or the test fraction, or choose another format of the weights.",
         )
     return items
 
 
-def _compute_losses(model: PreTrainedModel, items: list[EncodedItem], reporter: Reporter) -> list[float]:
+def compute_losses(model: PreTrainedModel, items: list[EncodedItem], reporter: Reporter) -> list[float]:
     """Return the negative log-likelihood of the answer of each item, in nats."""
     import torch
 

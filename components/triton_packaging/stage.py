@@ -176,7 +176,7 @@ def write_repository(
         else package_contents.copy_contents(model, placement, version, dtype, config.quantization)
     )
     parameters = {
-        **_build_lineage(model),
+        **build_lineage(model),
         **contents.build_parameters(),
         "adapter": placement.mode,
         "dtype": dtype,
@@ -264,7 +264,7 @@ def _write_python_models(
         **parameters,
     }
     triton_config.write_python_model(folder, engine_parameters)
-    triton_config.write_stream_model(stream, config.model_name, _build_lineage(model))
+    triton_config.write_stream_model(stream, config.model_name, build_lineage(model))
 
 
 def describe_tool_support(model: LoadableModel) -> str:
@@ -274,7 +274,7 @@ def describe_tool_support(model: LoadableModel) -> str:
     return triton_config.TOOLS_IN_TEMPLATE if has_template else triton_config.TOOLS_AS_TEXT
 
 
-def _build_lineage(model: LoadableModel) -> dict[str, str]:
+def build_lineage(model: LoadableModel) -> dict[str, str]:
     """Return the package's lineage, which clients can read from a running server's model configuration."""
     source = model.base.uri
     lineage = {

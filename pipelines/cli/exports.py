@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError
+from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, UsageError
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
     ConfigOption,
@@ -22,25 +22,45 @@ from pipelines.cli.application import (
     print_result,
 )
 
+if TYPE_CHECKING:
+    from components.triton_packaging.gguf_export.gguf_file import GgufType
+    from pipelines.config.customization_config import Customization
+
 
 @app.command()
 def export(
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="NAME[@ALIAS]|DATASET",
-            help="Model version: NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion. For croissant, also the folder or dvc:// URI of a dataset.",
+            metavar="NAME[@ALIAS]|DATASET|MODEL",
+            help="Model version: NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion. For croissant, also the folder or dvc:// URI of a "
+            "dataset; for gguf, also the folder of a tuned model or the source of a base model.",
         ),
     ],
     format_: Annotated[
-        Literal["ml-bom", "croissant", "model-card", "dossier"],
+        Literal["ml-bom", "croissant", "model-card", "dossier", "gguf"],
         typer.Option(
             "--format",
             help="ml-bom: CycloneDX 1.6; croissant: Croissant 1.0 of the dataset; model-card: README.md for the Hugging Face "
-            "hub; dossier: technical documentation in the order of the EU AI Act's annexes, as HTML if the file's suffix is .html.",
+            "hub; dossier: technical documentation in the order of the EU AI Act's annexes, as HTML if the file's suffix is .html; "
+            "gguf: model for llama.cpp, compared with the original model.",
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Output file. An existing file is replaced.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Output file. An existing file is replaced. For gguf, a new folder.")
+    ],
+    type_: Annotated[
+        Literal["q8_0", "f16", "bf16", "f32", "q5_1", "q5_0", "q4_1", "q4_0"] | None,
+        typer.Option("--type", help="Type of the weights in a GGUF file. Default: q8_0, with 8.5 bits per weight."),
+    ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            "--dataset",
+            help="Dataset whose test split is used to measure a GGUF file. Default: the dataset that the model was trained "
+            "on.",
+        ),
+    ] = None,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     tracking_uri: TrackingUriOption = "",
@@ -49,9 +69,18 @@ def export(
 ) -> None:
     """Write the verified facts about a model version in a standard format. The same input always gives the same bytes.
 
-    Unknown facts are stated as `unknown`. A version with a damaged lineage is not exported.
+    Unknown facts are stated as `unknown`. A version with a damaged lineage is not exported. The export as GGUF fails if
+    the loss on the test split rises by more than triton_packaging.quantization_margin.
     """
-    settings = load_config(config, sets).data_versioning
+    customization = load_config(config, sets)
+    if format_ == "gguf":
+        _check_parents(output)
+        _export_gguf(reference, output, type_ or "q8_0", dataset, customization, workdir, tracking_uri, as_json)
+        return
+    for option, value in {"--type": type_, "--dataset": dataset}.items():
+        if value is not None:
+            raise UsageError(f"{option} requires --format gguf", hint=f"Omit {option}, or set --format gguf.")
+    settings = customization.data_versioning
     _check_output(output)
     from components.common.artifacts import output_paths
     from pipelines.provenance.exports import rendering
@@ -79,11 +108,54 @@ def export(
     print_result(result, as_json, [*lines, f"wrote {output} ({sha256[:12]}){summary}"])
 
 
+def _export_gguf(
+    reference: str,
+    output: Path,
+    type_: GgufType,
+    dataset: Path | None,
+    customization: Customization,
+    workdir: Path,
+    tracking_uri: str,
+    as_json: bool,
+) -> None:
+    """Write a GGUF file into a new folder and print the comparison with the original model."""
+    from pipelines.provenance.exports import gguf_model
+
+    with open_workdir("export", as_json, workdir, tracking_uri) as (reporter, work):
+        artifact = gguf_model.export_gguf(reference, output, type_, work, customization, reporter, dataset=dataset)
+    summary = artifact.manifest.summary
+    file = next(one for one in artifact.manifest.files if one.path == summary["file"])
+    measured = summary["quantization"]
+    result = {
+        "format": "gguf",
+        "type": type_,
+        "output": str(output),
+        "file": str(output / file.path),
+        "sha256": file.sha256,
+        "bytes": file.bytes,
+        "content_sha256": artifact.sha256,
+        "quantization": measured,
+    }
+    lines = [
+        f"{type_}: loss {measured['increase']:+.4f} nats per token, upper bound {measured['increase_bound']:+.4f}; "
+        f"margin {measured['margin']:.4f}",
+        f"wrote {output / file.path} ({file.sha256[:12]})",
+    ]
+    print_result(result, as_json, lines)
+
+
 def _check_output(output: Path) -> None:
     """Refuse a path that cannot be written, or that is in the folder of an artifact, before anything is read."""
-    from components.common.artifacts import artifact_folder, output_paths
+    from components.common.artifacts import output_paths
 
     output_paths.check_file(output, inputs=(), example="export")
+    _check_parents(output)
+
+
+def _check_parents(output: Path) -> None:
+    """Refuse a path in the folder of an artifact."""
+    from components.common.artifacts import artifact_folder
+
     for folder in (output.parent.resolve() / output.name).parents:
         try:
             manifest = artifact_folder.read_manifest(folder)

@@ -23,8 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
+from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
 from components.common.reporting import mlflow_tracking
@@ -652,6 +654,50 @@ def test_dataset_missing_in_the_store_is_exported_from_its_revision(
     assert export(run_command, "croissant", tmp_path / "again.json")["sha256"] == result["sha256"]
 
 
+def export_gguf(run_command: Callable[..., Any], reference: str, output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the result of the command, and the metadata of the file."""
+    options = ("--type", "f16", "--set", "triton_packaging.quantization_margin=0.5")
+    arguments = ("export", reference, "--format", "gguf", "-o", output, *options)
+    result = run_command(answer_in_process, *arguments)
+    assert hashlib.sha256(Path(result["file"]).read_bytes()).hexdigest() == result["sha256"]
+    fields = gguf.GGUFReader(result["file"]).fields
+    return result, {key: fields[key].contents() for key in fields if key.startswith(("general.", "tuneline."))}
+
+
+def test_gguf_file_of_a_version_names_the_chain(run_command: Callable[..., Any], chain: Chain, tmp_path: Path) -> None:
+    result, metadata = export_gguf(run_command, f"{NAME}@champion", tmp_path / "out")
+    assert result["file"] == str(tmp_path / "out" / f"{NAME}-1-F16.gguf")
+    assert result["quantization"]["increase_bound"] < 0.01
+    artifact = artifact_folder.read(tmp_path / "out", "gguf")
+    assert artifact.sha256 == result["content_sha256"]
+    assert [one.kind for one in artifact.manifest.inputs] == ["model", "base_model", "dataset"]
+    assert metadata["general.version"] == "1"
+    assert metadata["general.license"] == "unknown"
+    assert metadata["tuneline.version"] == f"models:/{NAME}/1"
+    assert metadata["tuneline.verdict"] == chain.registered.tags["tuneline.verdict"]
+    for key, found in {"package": chain.repository, "evaluation": chain.evaluation, "model": chain.model}.items():
+        assert metadata[f"tuneline.{key}_sha256"] == found.sha256
+    assert str(chain.work.root.parent) not in json.dumps(metadata), "the file has a path of this machine"
+
+
+@pytest.mark.long  # three exports
+def test_gguf_file_can_be_made_from_a_model_folder_and_without_the_dataset_in_the_store(
+    run_command: Callable[..., Any], chain: Chain, tmp_path: Path
+) -> None:
+    result, metadata = export_gguf(run_command, str(chain.model.path), tmp_path / "model")
+    assert result["file"] == str(tmp_path / "model" / f"tiny-{chain.model.sha256[:12]}-F16.gguf")
+    assert "tuneline.version" not in metadata
+    first, _ = export_gguf(run_command, f"{NAME}@1", tmp_path / "version")
+    with move_away(chain.dataset.path):
+        error = run_command(
+            partial(refusal, 2), "export", chain.model.path, "--format", "gguf", "-o", tmp_path / "refused"
+        )
+        assert "the dataset that the model was trained on is not available" in error["message"]
+        again, _ = export_gguf(run_command, f"{NAME}@1", tmp_path / "again")
+    assert again["content_sha256"] == first["content_sha256"]
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "version", "again"}
+
+
 def test_missing_package_is_reported_and_stated_as_unknown(
     run_command: Callable[..., Any], chain: Chain, tmp_path: Path
 ) -> None:
@@ -696,6 +742,24 @@ EXPORT_REFUSALS = {  # arguments, exit code, message
         ("traced", "--format", "model-card", "-o", "{repository}/tuneline/out.md"),
         2,
         "{repository}/tuneline/out.md is in the folder of the repository",
+    ),
+    "option of another format": (
+        ("traced", "--format", "ml-bom", "-o", "out.json", "--type", "q8_0"),
+        2,
+        "--type requires --format gguf",
+    ),
+    "unknown type": (("traced", "--format", "gguf", "-o", "out.gguf", "--type", "q4_k_m"), 2, "'q4_k_m' is not one of"),
+    "occupied folder": (("traced", "--format", "gguf", "-o", "workdir"), 2, "workdir is not empty"),
+    "other artifact as gguf": (
+        ("{dataset}", "--format", "gguf", "-o", "out.gguf"),
+        2,
+        "contains a dataset; expected a model",
+    ),
+    "base model as gguf": (("./tiny", "--format", "gguf", "-o", "out.gguf"), 2, "but a base model has no dataset"),
+    "gguf in an artifact": (
+        ("traced", "--format", "gguf", "-o", "{repository}/gguf"),
+        2,
+        "{repository}/gguf is in the folder of the repository",
     ),
     "missing registry": (
         ("traced", "--format", "dossier", "-o", "out.md", "--tracking-uri", "sqlite:///gone.db"),
