@@ -25,6 +25,7 @@ from pipelines.cli.application import (
 if TYPE_CHECKING:
     from components.triton_packaging.gguf_export.gguf_file import GgufType
     from pipelines.config.customization_config import Customization
+    from pipelines.provenance.exports.rendering import Format
 
 
 @app.command()
@@ -80,8 +81,21 @@ def export(
     for option, value in {"--type": type_, "--dataset": dataset}.items():
         if value is not None:
             raise UsageError(f"{option} requires --format gguf", hint=f"Omit {option}, or set --format gguf.")
-    settings = customization.data_versioning
     _check_output(output)
+    _export_facts(reference, output, format_, customization, workdir, tracking_uri, as_json)
+
+
+def _export_facts(
+    reference: str,
+    output: Path,
+    format_: Format,
+    customization: Customization,
+    workdir: Path,
+    tracking_uri: str,
+    as_json: bool,
+) -> None:
+    """Write the facts about a version or a dataset to a file."""
+    settings = customization.data_versioning
     from components.common.artifacts import output_paths
     from pipelines.provenance.exports import rendering
 

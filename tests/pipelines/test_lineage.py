@@ -656,8 +656,7 @@ def test_dataset_missing_in_the_store_is_exported_from_its_revision(
 
 def export_gguf(run_command: Callable[..., Any], reference: str, output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the result of the command, and the metadata of the file."""
-    options = ("--type", "f16", "--set", "triton_packaging.quantization_margin=0.5")
-    arguments = ("export", reference, "--format", "gguf", "-o", output, *options)
+    arguments = ("export", reference, "--format", "gguf", "--type", "f16", "-o", output)
     result = run_command(answer_in_process, *arguments)
     assert hashlib.sha256(Path(result["file"]).read_bytes()).hexdigest() == result["sha256"]
     fields = gguf.GGUFReader(result["file"]).fields

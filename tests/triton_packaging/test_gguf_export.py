@@ -91,10 +91,11 @@ def export(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_file_has_the_weights_of_the_model(case: str, tmp_path: Path) -> None:
+def test_file_has_the_weights_of_the_model(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, path = build_model(build_case(case)), tmp_path / "model.gguf"
     gguf_file.write_gguf(path, model, tiny_tokenizer(), "f32", {})
     read = gguf_file.read_gguf(path, model.config)
+    assert capsys.readouterr().err == "", "output beside that of the reporter"
     assert read.config.rope_parameters["rope_theta"] == pytest.approx(model.config.rope_parameters["rope_theta"])
     ids = torch.arange(3, 103).unsqueeze(0)
     with torch.inference_mode():

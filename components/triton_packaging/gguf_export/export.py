@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact
@@ -18,7 +19,11 @@ from components.triton_packaging import quantization, weight_files
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.gguf_export import architectures, gguf_file, vocabulary
 from components.triton_packaging.gguf_export.gguf_file import GgufType
+from components.triton_packaging.quantization import EncodedItem, QuantizationResult
 from components.triton_packaging.stage import build_lineage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 KIND = "gguf"
 FORMAT_VERSION = 1  # increment when the content of the files changes
@@ -59,39 +64,20 @@ def export_gguf(
         model_loading.check_mergeable(model.artifact, name)
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
     vocabulary.find_pre_tokenizer(tokenizer)
-    device = model_loading.prepare_torch(seed)
     items = quantization.read_items(
         dataset, tokenizer, config.quantization_items, quantization.MAX_ITEM_TOKENS, seed=seed
     )
     lineage = {f"tuneline.{key}": value for key, value in build_lineage(model).items()}
     metadata = {"general.name": name, **dict(sorted({**lineage, **texts}.items()))}
     filename = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{type_.upper()}.gguf"
+    inputs = [model.as_input(), *([model.base.as_input()] if model.artifact else []), dataset.as_input()]
+    settings = {"type": type_, **config.model_dump(include={"quantization_margin", "quantization_items"})}
     with job_folders.private_folder(output.absolute().parent, f".{output.name}") as work:
-        path = work / filename
-        reporter.step("merging the weights")
-        original = quantization.load_merged_model(model).to(device)
-        reporter.step(f"writing {filename}")
-        gguf_file.write_gguf(path, original, tokenizer, type_, metadata)
-        reporter.step("loss of the unquantized model")
-        before = quantization.compute_losses(original, items, reporter)
-        original_config, parameters = original.config, original.num_parameters()
-        del original
-        reporter.step("loss of the GGUF file")
-        losses = quantization.compute_losses(gguf_file.read_gguf(path, original_config).to(device), items, reporter)
-        quantization.check_losses(before, items, "unquantized")
-        quantization.check_losses(losses, items, "quantized")
-        result = quantization.compare_losses(
-            before,
-            losses,
-            [sum(item.mask[1:]) for item in items],
-            config,
-            scheme=f"gguf {type_}",
-            weight_bytes=path.stat().st_size,
-            unquantized_weight_bytes=parameters * (4 if weight_files.resolve_dtype(config.dtype) == "float32" else 2),
-            seed=seed,
-        )
-        inputs = [model.as_input(), *([model.base.as_input()] if model.artifact else []), dataset.as_input()]
-        settings = {"type": type_, **config.model_dump(include={"quantization_margin", "quantization_items"})}
+
+        def write(original: PreTrainedModel) -> None:
+            gguf_file.write_gguf(work / filename, original, tokenizer, type_, metadata)
+
+        result = _write_and_compare(model, work / filename, write, items, config, type_, seed=seed, reporter=reporter)
         artifact = artifact_folder.publish(
             work,
             KIND,
@@ -104,6 +90,43 @@ def export_gguf(
         )
         filesystem.rename(work, output)
     return Artifact(output, artifact.manifest)
+
+
+def _write_and_compare(
+    model: LoadableModel,
+    path: Path,
+    write: Callable[[PreTrainedModel], None],
+    items: list[EncodedItem],
+    config: TritonPackagingConfig,
+    type_: GgufType,
+    *,
+    seed: int,
+    reporter: Reporter,
+) -> QuantizationResult:
+    """Write the merged model with `write`, and compare the weights that transformers reads from the file with it."""
+    device = model_loading.prepare_torch(seed)
+    reporter.step("merging the weights")
+    original = quantization.load_merged_model(model).to(device)
+    reporter.step(f"writing {path.name}")
+    write(original)
+    reporter.step("loss of the unquantized model")
+    before = quantization.compute_losses(original, items, reporter)
+    quantization.check_losses(before, items, "unquantized")
+    original_config, parameters = original.config, original.num_parameters()
+    del original
+    reporter.step("loss of the GGUF file")
+    losses = quantization.compute_losses(gguf_file.read_gguf(path, original_config).to(device), items, reporter)
+    quantization.check_losses(losses, items, "quantized")
+    return quantization.compare_losses(
+        before,
+        losses,
+        [sum(item.mask[1:]) for item in items],
+        config,
+        scheme=f"gguf {type_}",
+        weight_bytes=path.stat().st_size,
+        unquantized_weight_bytes=parameters * (4 if weight_files.resolve_dtype(config.dtype) == "float32" else 2),
+        seed=seed,
+    )
 
 
 def check_output(output: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -95,11 +97,12 @@ def read_gguf(path: Path, original: PretrainedConfig) -> PreTrainedModel:
     config.head_dim = architectures.get_head_dim(original)
     if architectures.get_rope_type(original) != "default":
         config.rope_parameters = original.rope_parameters
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        path.parent,
-        gguf_file=path.name,
-        config=config,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
+    with contextlib.redirect_stderr(io.StringIO()):  # the progress bar cannot be turned off
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            config=config,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
     return model.eval()

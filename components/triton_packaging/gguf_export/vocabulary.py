@@ -63,22 +63,31 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTokenizer:
     if not tokenizer.is_fast:
         raise _build_error("it has no tokenizer.json")
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    model, outer = definition["model"], definition["pre_tokenizer"] or {}
-    if model["type"] != "BPE" or model.get("byte_fallback"):
-        raise _build_error(f"its model is {model['type']}{' with byte fallback' if model.get('byte_fallback') else ''}")
-    if (definition["normalizer"] or {"type": "NFC"})["type"] != "NFC":
-        raise _build_error(f"its normalizer is {definition['normalizer']['type']}; expected none or NFC")
-    for token in definition["added_tokens"]:
-        if found := [option for option in ("single_word", "lstrip", "rstrip") if token[option]]:
-            raise _build_error(f"its token {token['content']!r} has the option {found[0]}")
+    if problem := _find_problem(definition):
+        raise _build_error(problem)
+    outer, ignores_merges = definition["pre_tokenizer"] or {}, bool(definition["model"].get("ignore_merges"))
     inner = outer["pretokenizers"] if outer.get("type") == "Sequence" else [outer]
     steps = [{key: value for key, value in step.items() if key != "trim_offsets"} for step in inner]
     for known in PRE_TOKENIZERS:
-        if steps == known.steps and bool(model.get("ignore_merges")) == known.ignores_merges:
+        if steps == known.steps and ignores_merges == known.ignores_merges:
             return known
     raise _build_error(
-        f"its pre-tokenizer is {json.dumps(steps, ensure_ascii=False)}, with ignore_merges {bool(model.get('ignore_merges'))}"
+        f"its pre-tokenizer is {json.dumps(steps, ensure_ascii=False)}, with ignore_merges {str(ignores_merges).lower()}"
     )
+
+
+def _find_problem(definition: dict[str, Any]) -> str:
+    """Return what llama.cpp does not implement of a tokenizer.json, apart from the pre-tokenizer; "" for nothing."""
+    model, normalizer = definition["model"], definition["normalizer"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        return f"its model is {model['type']}{' with byte fallback' if model.get('byte_fallback') else ''}"
+    if normalizer and normalizer["type"] != "NFC":
+        return f"its normalizer is {normalizer['type']}; expected none or NFC"
+    for token in definition["added_tokens"]:
+        for option in ("single_word", "lstrip", "rstrip"):
+            if token[option]:
+                return f"its token {token['content']!r} has the option {option}"
+    return ""
 
 
 def _build_error(problem: str) -> ConfigurationError:
