@@ -1,4 +1,4 @@
-"""`tuneline synthesize`: grounded training rows from documents by a teacher model."""
+"""`tuneline synthesize`: training rows from documents, or answers to the prompts of rows, by a teacher model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ TeacherOption = Annotated[
 SourcesArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Documents, globs or folders, as in `tuneline curate`. Default: data_curation.sources of the configuration."
+        help="Documents, globs or folders, as in `tuneline curate`; for answer@1, rows or a dataset. Default: "
+        "data_curation.sources of the configuration."
     ),
 ]
 TeacherModelOption = Annotated[
@@ -65,15 +66,20 @@ TemplateOption = Annotated[
     list[str],
     typer.Option(
         "--template",
-        help="Template: qa@1, multi-turn@1, preference@1, or the path of a template file. Repeatable.",
+        help="Template: qa@1, multi-turn@1, preference@1, answer@1 (answers to the prompts of rows), or the path of a "
+        "template file. Repeatable.",
         rich_help_panel=ROWS,
     ),
 ]
 RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Number of rows.", rich_help_panel=ROWS)]
 PerPassageOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--per-passage", min=1, max=1000, help="Maximum number of rows per passage and template.", rich_help_panel=ROWS
+        "--per-passage",
+        min=1,
+        max=1000,
+        help="Maximum number of rows per passage or prompt and template. Default: 3, per prompt 1.",
+        rich_help_panel=ROWS,
     ),
 ]
 TemperatureOption = Annotated[
@@ -121,12 +127,13 @@ MinSupportOption = Annotated[
     ),
 ]
 MaxDocumentShareOption = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--max-document-share",
         min=0.001,
         max=1,
-        help="Maximum share of rows from one document. The limit is never below an equal share for each document.",
+        help="Maximum share of rows from one document. The limit is never below an equal share for each document. "
+        "Default: 0.25, with answer@1 no limit.",
         rich_help_panel=ROWS,
     ),
 ]
@@ -219,13 +226,13 @@ def synthesize(
     teacher_key: TeacherKeyOption = "",
     template: TemplateOption = ["qa@1"],  # noqa: B006
     rows: RowsOption = 100,
-    per_passage: PerPassageOption = 3,
+    per_passage: PerPassageOption = None,
     temperature: TemperatureOption = 0.7,
     top_p: TopPOption = 0.95,
     answer_tokens: AnswerTokensOption = 512,
     repairs: RepairsOption = 1,
     min_support: MinSupportOption = 0.7,
-    max_document_share: MaxDocumentShareOption = 0.25,
+    max_document_share: MaxDocumentShareOption = None,
     judge: JudgeOption = "",
     judge_model: JudgeModelOption = "",
     judge_key: JudgeKeyOption = "",
@@ -246,7 +253,7 @@ def synthesize(
     tracking_uri: TrackingUriOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write grounded rows from documents with a teacher model, as a source for `tuneline curate`.
+    """Write rows with a teacher model, as a source for `tuneline curate`: from documents, or answers to prompts of rows.
 
     After an interruption, run the same command again to resume. The command reuses stored answers.
     """
@@ -272,11 +279,11 @@ def synthesize(
     settings = SynthesisSettings(
         tuple(template),
         rows,
-        per_passage,
+        per_passage or 0,
         Sampling(temperature, top_p, answer_tokens, customization.seed),
         repairs,
         min_support,
-        max_document_share,
+        max_document_share or 0.0,
         min_score,
         customization.data_curation.near_duplicate_threshold,
     )
@@ -302,13 +309,16 @@ def synthesize(
 
 def _format_estimate(estimate: dict[str, Any], requested: int, budget: TeacherBudget) -> list[str]:
     seconds = estimate["seconds"]
+    reads = "prompts" if "prompts" in estimate else "passages"
     lines = [
         f"{format_count(estimate['rows'], 'row')}, yield {estimate['yield']:.0%} ({estimate['basis']}); "
-        f"passages: {estimate['passages']:,}, documents: {estimate['documents']:,}",
+        f"{reads}: {estimate[reads]:,}, documents: {estimate['documents']:,}",
         f"requests: {estimate['requests']:,}, prompt tokens: {estimate['input_tokens']:,}, "
         f"answer tokens: {estimate['output_tokens']:,}",
         *(
-            [f"requested: {format_count(requested, 'row')}; add documents for more rows"]
+            [
+                f"requested: {format_count(requested, 'row')}; add {'prompts' if reads == 'prompts' else 'documents'} for more rows"
+            ]
             if estimate["rows"] < requested
             else []
         ),

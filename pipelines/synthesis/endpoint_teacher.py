@@ -142,14 +142,15 @@ class EndpointTeacher:
             "seed": request.seed,
         }
         schema = {"type": "json_schema", "json_schema": {"name": "row", "strict": True, "schema": request.schema}}
+        has_schema = self._uses_schema and request.schema is not None
         read_answer = functools.partial(_read_answer, request, time.monotonic())
         try:
             try:
                 answer = self._endpoint.request(
-                    {**body, "response_format": schema} if self._uses_schema else body, read_answer
+                    {**body, "response_format": schema} if has_schema else body, read_answer
                 )
             except RequestRejectedError as error:
-                if not error.is_request_specific or not self._uses_schema or self._is_probed:
+                if not error.is_request_specific or not has_schema or self._is_probed:
                     raise
                 answer = self._endpoint.request(body, read_answer)
                 self._uses_schema = False

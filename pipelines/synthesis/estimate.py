@@ -12,9 +12,6 @@ from pipelines.synthesis.settings import SynthesisSettings
 from pipelines.synthesis.synthesis import JUDGE_MAX_TOKENS, SynthesizedRows, Task
 from pipelines.synthesis.teacher_budget import TeacherBudget, estimate_tokens
 
-# Without a probe. Small models reach a yield of 0.1, large ones 0.9.
-ASSUMED_YIELD = 0.6
-ASSUMED_ANSWER_TOKENS = 120
 REPAIR_TOKENS = 60  # of the request to correct an answer, rounded up
 MAX_SHOWN_CHARACTERS = 200  # of a rejected answer
 JUDGE_PROMPT_TOKENS = 400  # of the judge's instruction and criteria, rounded up
@@ -84,7 +81,8 @@ def estimate_synthesis(
         estimate_tokens(message["content"] for message in task.template.build_messages(task.passage, task.number))
         for task in tasks
     ]
-    attempts = settings.repairs + 1
+    kind = tasks[0].template.kind  # equal for all templates of a synthesis in these respects
+    attempts = 1 if kind.schema is None else settings.repairs + 1
     # A repair repeats the prompt with all earlier answers; the judge reads about the prompt and the answer.
     repeated = attempts * (attempts - 1) // 2 * (settings.sampling.max_tokens + REPAIR_TOKENS)
     max_input = sum(prompts) * attempts + len(tasks) * repeated
@@ -95,8 +93,9 @@ def estimate_synthesis(
     max_cost = budget.compute_cost(max_input, max_output)
     seconds = None
     if probe is None or not answers:
-        row_yield, requests_per_task = ASSUMED_YIELD, 1 + (ASSUMED_YIELD if has_judge else 0.0)
-        input_per_request, output_per_request = fmean(prompts), float(ASSUMED_ANSWER_TOKENS)
+        row_yield, requests_per_task = kind.assumed_yield, 1 + (kind.assumed_yield if has_judge else 0.0)
+        answer_tokens = min(kind.assumed_answer_tokens, settings.sampling.max_tokens)
+        input_per_request, output_per_request = fmean(prompts), float(answer_tokens)
     else:
         row_yield = len(probe.rows) / probe.asked
         requests_per_task = len(answers) / probe.asked

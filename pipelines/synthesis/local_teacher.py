@@ -1,4 +1,4 @@
-"""A teacher on this machine: a base model or a tuned model, whose answers a grammar constrains to the JSON schema."""
+"""A teacher on this machine: a base model or a tuned model, whose answers a grammar constrains to a JSON schema."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LocalTeacher:
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         sampling = batch[0].sampling
         processors: list[Any] = []
-        if compile_grammar := self._compile_grammar:
+        if batch[0].schema is not None and (compile_grammar := self._compile_grammar):
             processors.append(_GrammarProcessor([compile_grammar(json.dumps(one.schema)) for one in batch], width))
         if sampling.temperature:
             processors.append(SeededSampler(_to_engine_sampling(sampling, batch), [one.seed for one in batch]))

@@ -28,6 +28,7 @@ def render_report(summary: Mapping[str, Any], result: SynthesizedRows) -> str:
         result: the rows.
     """
     rows, tokens, diversity = summary["rows"], summary["tokens"], summary["diversity"]
+    reads = "prompt" if "prompts" in summary else "passage"
     figures = {
         "rows": rows["accepted"],
         "requested": rows["requested"],
@@ -46,10 +47,10 @@ def render_report(summary: Mapping[str, Any], result: SynthesizedRows) -> str:
         "Reject reasons": render_table(("reason", "answers"), list(rows["rejected"].items()))
         if rows["rejected"]
         else render_paragraph("No answer was rejected."),
-        "Passages": render_table(
-            ("", "passages"),
+        f"{reads.capitalize()}s": render_table(
+            ("", f"{reads}s"),
             [
-                ("used", summary["passages"]),
+                ("used", summary[f"{reads}s"]),
                 *summary["rejected_passages"].items(),
                 ("unreadable", summary["unreadable"]),
             ],
@@ -77,8 +78,9 @@ def _render_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     cards = {}
     for row in rows[:SHOWN_ROWS]:
         meta = row["meta"]
-        page = f", page {meta['page']}" if "page" in meta else f", passage {meta['passage']}"
-        evidence = "\n".join(f"> {text}" for text in meta["evidence"])
+        reads = "prompt" if "prompt" in meta else "passage"
+        page = f", page {meta['page']}" if "page" in meta else f", {reads} {meta[reads]}"
+        evidence = "\n".join(f"> {text}" for text in meta.get("evidence", ()))
         cards[f"{row['source']}{page}"] = f"{render_row(dict(row))[:SHOWN_CHARACTERS]}\n\n{evidence}"
     return render_cards(cards)
 

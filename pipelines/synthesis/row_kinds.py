@@ -1,14 +1,16 @@
-"""Registry of the kinds of synthetic rows: the JSON schema of the teacher's answer, its parser, and the row's content."""
+"""Registry of the kinds of synthetic rows: what they are written from, the teacher's answer, its parser, and the row's content."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 RowContentKind = Literal["sft", "preference"]
+Reads = Literal["passage", "prompt"]
+Message = Mapping[str, str]
 MIN_TURNS, MAX_TURNS = 2, 4
 MAX_JSON_CHARACTERS = 50_000  # bounds the time to parse an answer
 TEXT_SCHEMA = {"type": "string"}
@@ -35,14 +37,17 @@ class Candidate:
     Attributes:
         turns: the questions with their answers.
         rejected: the worse answer to the last question; "" for conversations.
+        earlier: the messages before the turns, if the row continues a conversation.
     """
 
     turns: tuple[Turn, ...]
     rejected: str = ""
+    earlier: tuple[Message, ...] = ()
 
     def build_content(self) -> dict[str, Any]:
         """Return the content of the row as curation reads it."""
-        messages = [
+        messages = [dict(message) for message in self.earlier]
+        messages += [
             {"role": role, "content": text}
             for turn in self.turns
             for role, text in (("user", turn.question), ("assistant", turn.answer))
@@ -59,21 +64,30 @@ class RowKind:
 
     Attributes:
         content: the kind of the rows in a dataset.
-        schema: JSON schema of the teacher's answer.
-        parse: returns the candidate of an answer with the schema's structure. Raises InvalidAnswerError.
+        parse: returns the candidate of an answer and of the conversation that it continues, which is empty for a passage.
+            Raises InvalidAnswerError if the answer has another structure.
+        judge_criteria: what the judge rates.
+        schema: JSON schema of the teacher's answer; None if the answer is plain text, which is not repaired.
+        reads: what a row is written from: a passage, which must support the answer, or the prompt of a row.
+        rows_per_source: the default maximum number of rows per passage or prompt.
+        max_document_share: the default maximum share of rows from one document.
+        assumed_yield: accepted rows per request, for estimates without a probe.
+        assumed_answer_tokens: length of an answer, for estimates without a probe.
     """
 
     content: RowContentKind
-    schema: Mapping[str, Any]
-    parse: Callable[[Mapping[str, Any]], Candidate]
+    parse: Callable[[str, Sequence[Message]], Candidate]
+    judge_criteria: str
+    schema: Mapping[str, Any] | None
+    reads: Reads = "passage"
+    rows_per_source: int = 3
+    max_document_share: float = 0.25
+    assumed_yield: float = 0.6  # small models reach 0.1, large ones 0.9
+    assumed_answer_tokens: int = 120
 
 
-def parse_answer(kind: RowKind, text: str) -> Candidate:
-    """Return the candidate in an answer: one JSON object, alone or in a code block.
-
-    Raises:
-        InvalidAnswerError: the answer has another structure.
-    """
+def _read_object(text: str) -> dict[str, Any]:
+    """Return the one JSON object of an answer, alone or in a code block."""
     stripped = text.strip()
     if stripped.startswith("```") and stripped.endswith("```"):
         stripped = stripped.removesuffix("```").partition("\n")[2]
@@ -86,7 +100,7 @@ def parse_answer(kind: RowKind, text: str) -> Candidate:
         raise InvalidAnswerError("the answer is not one JSON object") from None
     if not isinstance(value, dict):
         raise InvalidAnswerError("the answer is not one JSON object")
-    return kind.parse(value)
+    return value
 
 
 def _read_texts(value: object, names: tuple[str, ...]) -> list[str]:
@@ -112,20 +126,26 @@ TURN_KEYS = ("question", "answer", "evidence")
 PREFERENCE_KEYS = ("question", "chosen", "rejected", "evidence")
 
 
-def _parse_qa(value: Mapping[str, Any]) -> Candidate:
-    return Candidate((Turn(*_read_texts(value, TURN_KEYS)),))
+def _parse_qa(text: str, prompt: Sequence[Message]) -> Candidate:
+    return Candidate((Turn(*_read_texts(_read_object(text), TURN_KEYS)),))
 
 
-def _parse_multi_turn(value: Mapping[str, Any]) -> Candidate:
+def _parse_multi_turn(text: str, prompt: Sequence[Message]) -> Candidate:
+    value = _read_object(text)
     turns = value.get("turns")
     if set(value) != {"turns"} or not isinstance(turns, list) or not MIN_TURNS <= len(turns) <= MAX_TURNS:
         raise InvalidAnswerError(f"expected an object with turns, a list of {MIN_TURNS} to {MAX_TURNS} objects")
     return Candidate(tuple(Turn(*_read_texts(turn, TURN_KEYS)) for turn in turns))
 
 
-def _parse_preference(value: Mapping[str, Any]) -> Candidate:
-    question, chosen, rejected, evidence = _read_texts(value, PREFERENCE_KEYS)
+def _parse_preference(text: str, prompt: Sequence[Message]) -> Candidate:
+    question, chosen, rejected, evidence = _read_texts(_read_object(text), PREFERENCE_KEYS)
     return Candidate((Turn(question, chosen, evidence),), rejected)
+
+
+def _parse_text(text: str, prompt: Sequence[Message]) -> Candidate:
+    (answer,) = _read_texts({"answer": text}, ("answer",))
+    return Candidate((Turn(prompt[-1]["content"], answer, ""),), earlier=tuple(prompt[:-1]))
 
 
 def _build_schema(names: tuple[str, ...]) -> dict[str, Any]:
@@ -146,8 +166,19 @@ TURNS_SCHEMA = {
     "required": ["turns"],
     "additionalProperties": False,
 }
+GROUNDED_CRITERIA = (
+    "The row was written from the passage. Grounding: every statement of the answer is in the passage, or of a pair, of "
+    "the chosen answer. Completeness: the answer answers the question. Usefulness: a reader of the documents could ask "
+    "the question, and understands it without the passage. Of a pair, the chosen answer is clearly better."
+)
+ANSWER_CRITERIA = (
+    "The last answer of the row. Correctness: every statement is true, and no instruction of the prompt is ignored. "
+    "Completeness: it answers the whole prompt. Usefulness: it is clear, and as long as the prompt needs."
+)
 KINDS: dict[str, RowKind] = {
-    "qa": RowKind("sft", _build_schema(TURN_KEYS), _parse_qa),
-    "multi-turn": RowKind("sft", TURNS_SCHEMA, _parse_multi_turn),
-    "preference": RowKind("preference", _build_schema(PREFERENCE_KEYS), _parse_preference),
+    "qa": RowKind("sft", _parse_qa, GROUNDED_CRITERIA, _build_schema(TURN_KEYS)),
+    "multi-turn": RowKind("sft", _parse_multi_turn, GROUNDED_CRITERIA, TURNS_SCHEMA),
+    "preference": RowKind("preference", _parse_preference, GROUNDED_CRITERIA, _build_schema(PREFERENCE_KEYS)),
+    # A prompt is answered once, and without checks only empty and long answers are rejected.
+    "answer": RowKind("sft", _parse_text, ANSWER_CRITERIA, None, "prompt", 1, 1.0, 0.95, 250),
 }

@@ -24,7 +24,7 @@ from components.data_curation.quality_scoring.llm_judge import render_row
 from pipelines.synthesis import row_checks
 from pipelines.synthesis.journal import Answer, Journal
 from pipelines.synthesis.passages import Passage
-from pipelines.synthesis.row_kinds import Candidate, InvalidAnswerError, parse_answer
+from pipelines.synthesis.row_kinds import Candidate, InvalidAnswerError
 from pipelines.synthesis.settings import SynthesisSettings
 from pipelines.synthesis.teacher_budget import TeacherBudget
 from pipelines.synthesis.teachers import Sampling, Teacher, TeacherRequest, build_request
@@ -34,17 +34,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 REPAIR = "This is not valid: {problem}. Answer again with only the JSON object."
-JUDGE_CRITERIA = (
-    "The row was written from the passage. Grounding: every statement of the answer is in the passage, or of a pair, of "
-    "the chosen answer. Completeness: the answer answers the question. Usefulness: a reader of the documents could ask "
-    "the question, and understands it without the passage. Of a pair, the chosen answer is clearly better."
-)
 JUDGE_MAX_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Task:
-    """A row to write: the passage, the template, and the number of the request about this passage."""
+    """A row to write: the passage or prompt, the template, and the number of the request about this passage."""
 
     passage: Passage
     template: Template
@@ -198,7 +193,7 @@ class Synthesis:
             for index, answer in zip(open_tasks, self._ask(self._teacher, requests), strict=True):
                 candidate, problems[index] = _read_candidate(wave[index], answer)
                 latest[index] = (candidate, answer)
-                if candidate is None and not answer.refusal:
+                if candidate is None and not answer.refusal and wave[index].template.kind.schema is not None:
                     failed.append(index)
                     repair = {"role": "user", "content": REPAIR.format(problem=problems[index])}
                     messages[index] = [*messages[index], {"role": "assistant", "content": answer.text or " "}, repair]
@@ -214,7 +209,12 @@ class Synthesis:
         return results
 
     def _check(self, task: Task, candidate: Candidate, answer: Answer) -> bool:
-        """Return whether the candidate passes the checks and is not a near-duplicate of an earlier row."""
+        """Return whether the candidate passes the checks and is not a near-duplicate of an earlier row.
+
+        An answer to a prompt has no passage to compare with, and curation removes near-duplicates.
+        """
+        if task.template.kind.reads == "prompt":
+            return True
         reason, detail = row_checks.find_problem(candidate, task.passage, self._settings.min_support)
         if not reason:
             words = " ".join(find_words("\n".join(row_checks.list_texts(candidate))))
@@ -233,13 +233,14 @@ class Synthesis:
         if self._judge is None:
             return [(None, "")] * len(passed)
         sampling = Sampling(0.0, 1.0, JUDGE_MAX_TOKENS, self._settings.sampling.seed)
-        system = judge_client.INSTRUCTION.format(criteria=JUDGE_CRITERIA)
         requests = []
         for task, candidate, _ in passed:
-            text = f"[passage]\n{task.passage.text}\n\n[row]\n{render_row(candidate.build_content())}"
-            quoted = judge_client.DELIMITER_TAG.sub(r"< \1row>", DELIMITER_TAG.sub(r"< \1passage>", text))
+            kind, text = task.template.kind, render_row(candidate.build_content())
+            if kind.reads == "passage":
+                text = DELIMITER_TAG.sub(r"< \1passage>", f"[passage]\n{task.passage.text}\n\n[row]\n{text}")
+            quoted = judge_client.DELIMITER_TAG.sub(r"< \1row>", text)
             messages = [
-                {"role": "system", "content": system},
+                {"role": "system", "content": judge_client.INSTRUCTION.format(criteria=kind.judge_criteria)},
                 {"role": "user", "content": f"<row>\n{quoted}\n</row>"},
             ]
             requests.append(build_request(self._judge, messages, judge_scores.ANSWER_SCHEMA, sampling, 0))
@@ -271,12 +272,13 @@ class Synthesis:
 
     def _build_row(self, task: Task, candidate: Candidate, answer: Answer, score: int | None) -> dict[str, Any]:
         content, passage, sampling = candidate.build_content(), task.passage, self._settings.sampling
+        evidence = [turn.evidence for turn in candidate.turns]
         meta: dict[str, Any] = {
             "document_sha256": passage.document_sha256,
-            "passage": passage.line,
-            "passage_sha256": passage.sha256,
+            task.template.kind.reads: passage.line,
+            f"{task.template.kind.reads}_sha256": passage.sha256,
             **passage.location,
-            "evidence": [turn.evidence for turn in candidate.turns],
+            **({"evidence": evidence} if any(evidence) else {}),
             "template": task.template.name,
             "template_sha256": task.template.sha256,
             "teacher": self._teacher.name,
@@ -290,7 +292,7 @@ class Synthesis:
         if self._judge is not None:
             meta |= {"judge": self._judge.name, "judge_sha256": self._judge.sha256, "judge_score": score}
         row_id = f"syn-{hashing.digest([answer.key, content])[:16]}"
-        return {"id": row_id, **content, "source": passage.document, "meta": meta}
+        return {"id": row_id, **content, "source": passage.source or passage.document, "meta": meta}
 
 
 def _read_candidate(task: Task, answer: Answer) -> tuple[Candidate | None, str]:
@@ -300,6 +302,6 @@ def _read_candidate(task: Task, answer: Answer) -> tuple[Candidate | None, str]:
     if answer.is_truncated:
         return None, "the answer is longer than the limit; write a shorter one"
     try:
-        return parse_answer(task.template.kind, answer.text), ""
+        return task.template.kind.parse(answer.text, task.passage.messages), ""
     except InvalidAnswerError as error:
         return None, str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pipelines.synthesis.diversity import measure_diversity
 from pipelines.synthesis.estimate import Estimate, estimate_synthesis
 from pipelines.synthesis.journal import Journal
 from pipelines.synthesis.passages import Passages, read_passages
+from pipelines.synthesis.row_kinds import Reads
 from pipelines.synthesis.settings import SynthesisSettings
 from pipelines.synthesis.synthesis import Synthesis, SynthesizedRows, Task, plan_tasks
 from pipelines.synthesis.teacher_budget import TeacherBudget, TeacherBudgetReachedError
@@ -56,11 +57,16 @@ class PreparedSynthesis:
     curation: dict[str, Any]
     reporter: Reporter
 
+    @property
+    def reads(self) -> Reads:
+        """What the rows are written from."""
+        return self.templates[0].kind.reads
+
     def describe_inputs(self) -> dict[str, Any]:
-        """Return the numbers of documents and passages."""
+        """Return the numbers of documents and of passages or prompts."""
         return {
             "documents": self.passages.documents,
-            "passages": len(self.passages.passages),
+            f"{self.reads}s": len(self.passages.passages),
             "unreadable": len(self.passages.unreadable),
         }
 
@@ -159,8 +165,10 @@ class PreparedSynthesis:
                 "Add documents: most rejected rows resemble another row."
                 if duplicates and duplicates == max(result.reasons.values())
                 else "Add documents, raise --per-passage, or add a template."
+                if self.reads == "passage"
+                else "Add rows, or raise --per-passage."
             )
-            note = f"{accepted:,} of {format_count(requested, 'row')}: all passages were used. {remedy}"
+            note = f"{accepted:,} of {format_count(requested, 'row')}: all {self.reads}s were used. {remedy}"
         budget = self.budget
         return {
             "rows": {"requested": requested, "accepted": accepted, "rejected": result.reasons},
@@ -206,11 +214,20 @@ def prepare(
         InputError: the sources contain no passage.
     """
     templates = load_templates(settings.templates)
+    kind = templates[0].kind
+    settings = replace(
+        settings,
+        per_passage=settings.per_passage or kind.rows_per_source,
+        max_document_share=settings.max_document_share or kind.max_document_share,
+    )
     with ExitStack() as models:
         opened = models.enter_context(open_teacher(teacher, work, reporter))
         opened_judge = models.enter_context(open_teacher(judge, work, reporter)) if judge else None
         reporter.step("reading the sources")
-        passages = read_passages(curation, work, reporter)
+        passages = read_passages(curation, work, reporter, kind.reads)
+        stated = curation.model_dump(include={"text_unit", "documents", "personal_data", "format"}, mode="json")
+        if kind.reads == "prompt":
+            stated["decontamination"] = curation.decontamination.model_dump(exclude={"sets"}, mode="json")
         yield PreparedSynthesis(
             settings,
             templates,
@@ -220,6 +237,6 @@ def prepare(
             opened_judge,
             budget,
             output,
-            curation.model_dump(include={"text_unit", "documents", "personal_data", "format"}, mode="json"),
+            stated,
             reporter,
         )

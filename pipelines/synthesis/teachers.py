@@ -31,14 +31,14 @@ class TeacherRequest:
     Attributes:
         key: the digest of all that determines the answer.
         messages: the conversation.
-        schema: JSON schema of the answer.
+        schema: JSON schema of the answer; None for plain text.
         sampling: the sampling; its seed is that of the run.
         seed: the seed of this answer.
     """
 
     key: str
     messages: Sequence[Message]
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any] | None
     sampling: Sampling
     seed: int
 
@@ -83,7 +83,7 @@ class Teacher(Protocol):
 
 
 def build_request(
-    teacher: Teacher, messages: Sequence[Message], schema: Mapping[str, Any], sampling: Sampling, number: int
+    teacher: Teacher, messages: Sequence[Message], schema: Mapping[str, Any] | None, sampling: Sampling, number: int
 ) -> TeacherRequest:
     """Return a request.
 
@@ -91,7 +91,7 @@ def build_request(
         number: distinguishes requests with equal messages.
     """
     asked = [dict(message) for message in messages]
-    key = hashing.digest([teacher.sha256, vars(sampling), asked, dict(schema), number])
+    key = hashing.digest([teacher.sha256, vars(sampling), asked, None if schema is None else dict(schema), number])
     return TeacherRequest(key, messages, schema, sampling, int(key[:8], 16) & 0x7FFF_FFFF)
 
 

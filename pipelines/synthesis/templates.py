@@ -39,6 +39,19 @@ class TemplateFile(BaseModel):
     user: str = Field(min_length=1)
 
 
+class PromptTemplateFile(TemplateFile):
+    """The keys of a template file for rows from prompts.
+
+    Attributes:
+        styles: as above, but optional.
+        system: instructions to the teacher before the system message of the prompt; the rows do not contain them.
+        user: the last user turn with the placeholders {prompt} and {style}; the rows contain the prompt only.
+    """
+
+    styles: list[str] = Field([""], min_length=1)
+    system: str = ""
+
+
 @dataclass(frozen=True)
 class Template:
     """A prompt template.
@@ -59,11 +72,18 @@ class Template:
         return KINDS[self.file.kind]
 
     def build_messages(self, passage: Passage, number: int) -> list[dict[str, str]]:
-        """Return the messages of the request with this number about a passage, counted from 0."""
+        """Return the messages of the request with this number about a passage or prompt, counted from 0."""
+        user = self.file.user.replace("{style}", self.file.styles[number % len(self.file.styles)])
+        before, _, after = user.partition(f"{{{self.kind.reads}}}")
+        if self.kind.reads == "prompt":
+            *earlier, last = passage.messages
+            messages = [*earlier, {"role": "user", "content": before + last["content"] + after}]
+            if not self.file.system:
+                return [dict(message) for message in messages]
+            own = [messages.pop(0)["content"]] if messages[0]["role"] == "system" else []
+            return [{"role": "system", "content": "\n\n".join([self.file.system, *own])}, *map(dict, messages)]
         # The passage cannot end its own quotation.
         quoted = DELIMITER_TAG.sub(r"< \1passage>", passage.text)
-        user = self.file.user.replace("{style}", self.file.styles[number % len(self.file.styles)])
-        before, _, after = user.partition("{passage}")
         return [{"role": "system", "content": self.file.system}, {"role": "user", "content": before + quoted + after}]
 
 
@@ -76,9 +96,16 @@ def load_templates(names: Sequence[str]) -> list[Template]:
     """Return the templates with these names or paths.
 
     Raises:
-        UsageError: a template does not exist or is invalid, or the templates write rows of several kinds.
+        UsageError: a template does not exist or is invalid, or the templates write rows of several kinds, or read
+            passages and prompts.
     """
     templates = [_load_template(name) for name in dict.fromkeys(names)]
+    reads = {template.kind.reads: f"{template.name} ({template.kind.reads}s)" for template in templates}
+    if len(reads) > 1:
+        raise UsageError(
+            f"--template: {' and '.join(reads.values())} read different sources",
+            hint="Run the command once for documents and once for rows, with separate output folders.",
+        )
     contents = {template.kind.content: template.name for template in templates}
     if len(contents) > 1:
         described = " and ".join(f"{name} ({kind})" for kind, name in contents.items())
@@ -97,7 +124,10 @@ def _load_template(name: str) -> Template:
             content = file.read(MAX_TEMPLATE_BYTES + 1)
         if len(content) > MAX_TEMPLATE_BYTES:
             raise _describe_problem(name, f"has more than {MAX_TEMPLATE_BYTES:,} bytes")
-        parsed = TemplateFile.model_validate(load_yaml(content.decode()))
+        value = load_yaml(content.decode())
+        named = KINDS.get(str(value.get("kind"))) if isinstance(value, dict) else None
+        file_class = PromptTemplateFile if named and named.reads == "prompt" else TemplateFile
+        parsed = file_class.model_validate(value)
     except OSError as error:
         raise UsageError(
             f"--template: {name!r} is neither a template nor a readable file: {error.strerror}",
@@ -112,13 +142,13 @@ def _load_template(name: str) -> Template:
         raise _describe_problem(name, f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}") from None
     if parsed.kind not in KINDS:
         raise _describe_problem(name, f"kind is {parsed.kind!r}; expected {', '.join(KINDS)}")
-    if "{passage}" not in parsed.user:
-        raise _describe_problem(name, "user has no placeholder {passage}")
+    if (placeholder := f"{{{KINDS[parsed.kind].reads}}}") not in parsed.user:
+        raise _describe_problem(name, f"user has no placeholder {placeholder}")
     return Template(path.stem if path == own else path.name, hashing.sha256_file(path), parsed)
 
 
 def _describe_problem(name: str, problem: str) -> UsageError:
     return UsageError(
         f"--template: {name}: {problem}",
-        hint="Expected the keys kind, styles, system and user; user contains {passage}. See docs/how-to/synthetic-data.md.",
+        hint="Expected the keys kind, styles, system and user; user contains {passage} or {prompt}. See docs/how-to/synthetic-data.md.",
     )

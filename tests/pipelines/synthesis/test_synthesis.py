@@ -30,7 +30,7 @@ from pipelines.synthesis import journal, row_checks
 from pipelines.synthesis.endpoint_teacher import EndpointTeacher
 from pipelines.synthesis.journal import Answer, Journal
 from pipelines.synthesis.passages import Passage, read_passages
-from pipelines.synthesis.row_kinds import KINDS, Candidate, InvalidAnswerError, Turn, parse_answer
+from pipelines.synthesis.row_kinds import KINDS, Candidate, InvalidAnswerError, Turn
 from pipelines.synthesis.teacher_budget import TeacherBudget, TeacherBudgetReachedError
 from pipelines.synthesis.teachers import Sampling, build_request
 from pipelines.synthesis.templates import list_templates, load_templates
@@ -332,14 +332,14 @@ def test_checks_of_language_and_pairs() -> None:
 )  # fmt: skip
 def test_malformed_answers_are_invalid(text: str) -> None:
     with pytest.raises(InvalidAnswerError):
-        parse_answer(KINDS["qa"], text)
+        KINDS["qa"].parse(text, ())
 
 
 def test_answers_in_code_blocks_are_read() -> None:
     value = {"question": "q", "answer": "a", "evidence": "e"}
-    assert parse_answer(KINDS["qa"], f"```json\n{json.dumps(value)}\n```").turns == (Turn("q", "a", "e"),)
+    assert KINDS["qa"].parse(f"```json\n{json.dumps(value)}\n```", ()).turns == (Turn("q", "a", "e"),)
     with pytest.raises(InvalidAnswerError, match="2 to 4"):
-        parse_answer(KINDS["multi-turn"], json.dumps({"turns": [value]}))
+        KINDS["multi-turn"].parse(json.dumps({"turns": [value]}), ())
 
 
 def test_budget_waits_for_requests_under_way_before_it_stops() -> None:
@@ -366,7 +366,7 @@ def test_journal_ignores_a_truncated_line(tmp_path: Path) -> None:
 
 
 def test_templates_of_the_package_and_of_users(tmp_path: Path) -> None:
-    assert list_templates() == ["multi-turn@1", "preference@1", "qa@1"]
+    assert list_templates() == ["answer@1", "multi-turn@1", "preference@1", "qa@1"]
     own = tmp_path / "own.yaml"
     own.write_text("kind: qa\nstyles: [a hard question]\nsystem: Be brief.\nuser: 'Write {style}: {passage}'\n")
     (template,) = load_templates([str(own)])
