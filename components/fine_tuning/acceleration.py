@@ -255,7 +255,9 @@ def estimate_memory_parts(
         # All answers of a step are generated at once. Their keys and values are freed before the activations are stored.
         prompts = max(rows, (config.batch_size or objective.batch_rows) // config.processes)
         cache = estimate_cache_bytes(shape, value_bytes=BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
-        generated = prompts * config.answers_per_prompt * length * cache
+        page = config.rollout_engine.page_tokens
+        cached = length if page == 1 else (-(-length // page) + 1) * page
+        generated = prompts * config.answers_per_prompt * cached * cache
         generation = max(0, round(generated) - parts["activations"] - parts["logits"])
         parts |= {"generation": generation, "total": parts.pop("total") + generation}
     return parts

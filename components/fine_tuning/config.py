@@ -13,7 +13,7 @@ import re
 from importlib import util
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from components.common.answer_metrics import json_answers
 from components.common.models.adaptations import ADAPTATIONS, Adaptation, AdaptationName
@@ -28,6 +28,7 @@ from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveNa
 from components.fine_tuning.optimizers import OPTIMIZERS, OptimizerName
 from components.fine_tuning.presets import PRESETS, Preset, PresetName
 from components.fine_tuning.rewards import REWARDS, RewardName
+from components.fine_tuning.rollout_engines import ROLLOUT_ENGINES, RolloutEngine, RolloutEngineName
 
 SHARDED_STRATEGIES = ("fsdp2", "zero3")
 MAX_RECIPES = 64
@@ -360,6 +361,15 @@ def _check_judges(entries: list[RewardConfig]) -> list[RewardConfig]:
     return entries
 
 
+class RolloutsConfig(Section):
+    """Generation of the answers during reinforcement learning."""
+
+    engine: RolloutEngineName = Field(
+        "generate",
+        description="Engine. " + " ".join(f"{name}: {entry.summary}." for name, entry in ROLLOUT_ENGINES.items()),
+    )
+
+
 class GrpoConfig(Section):
     """Reinforcement learning: the model answers each prompt several times, and better answers become more likely."""
 
@@ -396,6 +406,12 @@ class GrpoConfig(Section):
         gt=0,
         description="Divergence from the model before training, in nats per token, above which a guard raises an alarm; "
         "not measured if kl_weight is 0. null: no limit.",
+    )
+    # Excluded if unchanged, so that other recipes keep the digests from before this key existed.
+    rollouts: RolloutsConfig = Field(
+        RolloutsConfig(),
+        exclude_if=lambda rollouts: rollouts == RolloutsConfig(),
+        description="Generation of the answers.",
     )
     on_alarm: Literal["stop", "lower_learning_rate", "note"] = Field(
         "stop",
@@ -447,6 +463,17 @@ class DistillationConfig(Section):
     temperature: float = Field(
         1.0, gt=0, description="Temperature for sampling the answers, and for both models' probabilities in the loss."
     )
+
+    @field_validator("teacher")
+    @classmethod
+    def _check_teacher(cls, teacher: str | None) -> str | None:
+        if teacher is not None and teacher.startswith(("http://", "https://")):
+            raise ValueError(
+                "teacher is a URL, but the loss needs the teacher's probabilities of every token, which an endpoint does "
+                "not return; expected a model. To learn an endpoint's answers, run `tuneline synthesize --template answer@1`, "
+                "curate them, and use objective sft"
+            )
+        return teacher
 
 
 class RopeScalingConfig(Section):
@@ -751,6 +778,11 @@ class FineTuningConfig(Section):
         return OBJECTIVES[self.objective]
 
     @property
+    def rollout_engine(self) -> RolloutEngine:
+        """The engine that generates answers, and its capabilities."""
+        return ROLLOUT_ENGINES[self.grpo.rollouts.engine]
+
+    @property
     def preset_spec(self) -> Preset:
         """The automatic settings of the training's size."""
         return PRESETS[self.preset]
@@ -1014,6 +1046,17 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
         (
             objective.has_teacher and adaptation.is_prompt_based,
             f"adaptation {c.adaptation} cannot be used with {c.objective}: the loss is computed without virtual tokens",
+        ),
+        (
+            c.rollout_engine.answer is not None and not objective.has_rewards,
+            f"grpo.rollouts.engine {c.grpo.rollouts.engine} cannot be used with {c.objective}; expected objective grpo or "
+            "rloo",
+        ),
+        (
+            c.rollout_engine.answer is not None and (adaptation.is_prompt_based or c.compile),
+            f"grpo.rollouts.engine {c.grpo.rollouts.engine} cannot be used with adaptation {c.adaptation} and compile "
+            f"{str(c.compile).lower()}: it generates without virtual tokens, and has not been tested with compiled "
+            "layers; expected lora, qlora, ia3 or full, and compile false",
         ),
         (
             bool(c.grpo.rewards) and not any(reward.weight for reward in c.grpo.rewards),

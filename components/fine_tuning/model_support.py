@@ -9,6 +9,7 @@ from components.common.runtime.errors import ConfigurationError
 from components.fine_tuning import adapters, context_extension, muon, varlen_attention
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.optimizers import OPTIMIZERS
+from components.fine_tuning.rollout_engines import PAGED_LAYER_TYPES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -87,6 +88,11 @@ def check_model(config: FineTuningConfig, model_config: PretrainedConfig) -> Non
             f"fine_tuning.packing: packed rows of {model_class.__name__} would affect each other: {reason}",
             hint="Set fine_tuning.packing to false.",
         )
+    if config.rollout_engine.answer and (reason := _explain_unpaged_layers(model_class, model_config)):
+        raise ConfigurationError(
+            f"fine_tuning.grpo.rollouts.engine: {config.grpo.rollouts.engine} cannot generate with {model_class.__name__}: {reason}",
+            hint="Set fine_tuning.grpo.rollouts.engine to generate.",
+        )
     outline = adapters.build_outline(context_extension.extend_context(config, model_config), config)
     context_extension.check_rotation(config, outline)
     output_layer = outline.get_output_embeddings() if config.objective_spec.has_teacher else None
@@ -124,6 +130,15 @@ def _check_reward_class(config: FineTuningConfig, model_config: PretrainedConfig
             "rewards",
             hint="Choose a base model whose type has a class for sequence classification, such as Llama or Qwen.",
         )
+
+
+def _explain_unpaged_layers(model_class: type[PreTrainedModel], model_config: PretrainedConfig) -> str:
+    """Return the reason why a paged cache cannot hold the state of every layer; empty if it can."""
+    if model_class._is_stateful:
+        return "its state-space or linear attention layers have no keys and values"
+    types = getattr(model_config.get_text_config(decoder=True), "layer_types", None) or ()
+    unsupported = sorted({*types} - PAGED_LAYER_TYPES)
+    return f"its cache does not support layers of type {', '.join(unsupported)}" if unsupported else ""
 
 
 def _explain_leak(model_class: type[PreTrainedModel], model_config: PretrainedConfig) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.fine_tuning import rewards
 from components.fine_tuning.rewards import RewardInputs, Rollout, WeightedReward
+from components.fine_tuning.rollout_engines import ROLLOUT_ENGINES, RolloutEngine
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, Trainer, TrainerControl
@@ -47,10 +48,11 @@ def build_reward_functions(weighted: Sequence[WeightedReward]) -> list[Callable[
     return [build(reward) for reward in weighted]
 
 
-def generate_from_tokens(base: type[Trainer]) -> type[Trainer]:
+def generate_from_tokens(base: type[Trainer], engine: RolloutEngine = ROLLOUT_ENGINES["generate"]) -> type[Trainer]:
     """Return a subclass of a TRL trainer that generates answers to prompts that are already tokenized."""
 
     class TokenTrainer(base):  # type: ignore[misc]
+        recipe: Recipe
         generation_config: GenerationConfig
         generation_kwargs: dict[str, Any]
 
@@ -58,10 +60,22 @@ def generate_from_tokens(base: type[Trainer]) -> type[Trainer]:
             """Return the prompts, which are already tokenized."""
             return prompts, None, {}
 
-        def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        def _generate_single_turn(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> Any:
             """Generate in the compute precision. PEFT's `generate` bypasses the forward that Accelerate wraps."""
-            with self.accelerator.autocast():
-                return super()._generate_single_turn(*args, **kwargs)
+            if engine.answer is None:
+                with self.accelerator.autocast():
+                    return super()._generate_single_turn(prompts, *args, **kwargs)
+            from trl.models import unwrap_model_for_generation
+
+            # The engine's thread is outside of any autocast: it computes in the precision of the weights.
+            with unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ) as model:
+                ids = engine.answer(model, prompts, self.generation_config)
+            # TRL's GRPO trainer also expects the log-probabilities, which it computes itself if they are None.
+            return (ids, None) if self.recipe.objective == "grpo" else ids
 
         @contextmanager
         def decode_greedily(self) -> Iterator[None]:
@@ -91,7 +105,7 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path, inpu
 
     weighted = rewards.build_rewards(config.grpo.rewards, inputs)
 
-    generating = generate_from_tokens(base)
+    generating = generate_from_tokens(base, config.rollout_engine)
 
     class RolloutTrainer(generating):  # type: ignore[misc,valid-type]
         control: TrainerControl

@@ -12,6 +12,7 @@ from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Manifest
 from components.common.cost import stage_cost
 from components.common.models import model_loading, resource_formulas
+from components.common.models.compute_devices import select_device
 from components.common.runtime.errors import TunelineError
 from components.fine_tuning import other_models
 from components.fine_tuning import training_plan as training
@@ -122,7 +123,7 @@ def _estimate_training(survey: RunSurvey, history: Sequence[Manifest], speed: Mo
     if not tuning.objective_spec.generates:
         return passes + validations, _describe_speed("training and validation", speed)
     answers = tuning.rows_per_step * tuning.answers_per_prompt
-    generation = survey.steps * speed.estimate_decoding(answers, tuning.max_answer_tokens)
+    generation = survey.steps * _estimate_decoding(survey, speed, answers)
     work = "generation, passes of all models and validation, with answers of maximum length"
     return passes + generation + validations, _describe_speed(work, speed)
 
@@ -170,8 +171,15 @@ def _estimate_validation(survey: RunSurvey, speed: ModelSpeed) -> float:
     seconds = _estimate_passes(survey, tokens, speed, training=False)
     if tuning.objective_spec.generates:
         batch = tuning.micro_batch_size * tuning.answers_per_prompt
-        seconds += math.ceil(rows / batch) * speed.estimate_decoding(min(rows, batch), tuning.max_answer_tokens)
+        seconds += math.ceil(rows / batch) * _estimate_decoding(survey, speed, min(rows, batch))
     return validations * seconds
+
+
+def _estimate_decoding(survey: RunSurvey, speed: ModelSpeed, answers: int) -> float:
+    """Return the seconds in which the rollout engine generates answers of maximum length as one batch."""
+    engine, is_cpu = survey.recipe.rollout_engine, select_device(survey.recipe.device) == "cpu"
+    seconds = speed.estimate_decoding(answers, survey.recipe.max_answer_tokens)
+    return seconds * (engine.cpu_time_factor if is_cpu else 1.0)
 
 
 def _describe_speed(work: str, speed: ModelSpeed) -> str:

@@ -34,6 +34,7 @@ from components.fine_tuning.config import (
     ObjectiveName,
     Recipe,
     RewardConfig,
+    RolloutsConfig,
     RopeScalingConfig,
 )
 from components.fine_tuning.objectives import OBJECTIVES
@@ -394,6 +395,7 @@ def test_zero3_requires_deepspeed(machine: FakeMachine) -> None:
 
 
 SHARDING_ERROR = "requires at least 2 processes; processes is 1"
+BATCHED = GrpoConfig(rewards=[RewardConfig(kind="f1")], rollouts=RolloutsConfig(engine="continuous_batching"))
 CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
     ({"batch_size": 6, "micro_batch_size": 4}, "batch_size 6 is not a multiple of micro_batch_size 4"),
     (
@@ -464,6 +466,17 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
             "processes": 2,
         },
         "strategy zero3 cannot be used with grpo, which has not been tested with shards",
+    ),
+    *(
+        (settings, f"grpo.rollouts.engine continuous_batching cannot be used with {reason}")
+        for settings, reason in (
+            ({"grpo": BATCHED.model_copy(update={"rewards": []})}, "sft; expected objective grpo or rloo"),
+            (
+                {"objective": "rloo", "grpo": BATCHED, "adaptation": "p_tuning"},
+                "adaptation p_tuning and compile false: it generates without virtual tokens",
+            ),
+            ({"objective": "grpo", "grpo": BATCHED, "compile": True}, "adaptation lora and compile true"),
+        )
     ),
     (
         {"distillation": DistillationConfig(teacher="/teacher")},
@@ -622,3 +635,13 @@ def test_optimizer_that_needs_a_gpu_is_checked_before_any_stage(optimizer: str, 
     assert acceleration.has_machine_requirements(config)
     with pytest.raises(ConfigurationError, match=f"{optimizer} requires an NVIDIA GPU; the device is cpu"):
         acceleration.check_machine(config)
+
+
+def test_memory_of_continuous_batching_is_counted_in_pages() -> None:
+    sizes = []
+    for engine in ("generate", "continuous_batching"):
+        grpo = GrpoConfig(rewards=[RewardConfig(kind="f1")], rollouts=RolloutsConfig(engine=engine))
+        config = recipe(objective="grpo", grpo=grpo, batch_size=64, micro_batch_size=1)
+        parts = acceleration.estimate_memory_parts(config, LARGE_MODEL, rows=1, length=100, gpu=True)
+        sizes.append(parts["generation"] + parts["activations"] + parts["logits"])
+    assert sizes[1] / sizes[0] == pytest.approx(13 * 32 / 356, rel=1e-6)  # 100 + 256 tokens: 12 pages and a spare one

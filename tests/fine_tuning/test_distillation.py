@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
@@ -101,6 +102,13 @@ def test_teacher_with_other_tokens_is_refused_before_training(
     pinned = {"teacher": str(teacher), "teacher_sha256": "0" * 64}
     with pytest.raises(ArtifactDamagedError, match="expected 000000000000"):
         distillation.resolve_teacher(recipe(tiny, objective="distill", distillation=pinned), tiny, NoteRecorder())
+
+
+def test_teacher_at_an_endpoint_is_refused_and_synthesize_is_named(tiny: Path) -> None:
+    with pytest.raises(
+        ValidationError, match=r"teacher is a URL.*tuneline synthesize --template answer@1.*objective sft"
+    ):
+        recipe(tiny, objective="distill", distillation={"teacher": "https://teacher.example/v1"})
 
 
 def test_adapter_of_the_output_layer_is_refused(tiny: Path, teacher: Path) -> None:

@@ -37,6 +37,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": "dpo"},
     "orpo": {"objective": "orpo"},
     "grpo": {"objective": "grpo", **REQUIRED_SETTINGS["grpo"]},
+    "grpo, continuous batching": {
+        "objective": "grpo",
+        "grpo": {**REQUIRED_SETTINGS["grpo"]["grpo"], "rollouts": {"engine": "continuous_batching"}},
+    },
     "rloo": {"objective": "rloo", **REQUIRED_SETTINGS["rloo"]},
     "reward": {"objective": "reward"},
     "distill": {"objective": "distill", **REQUIRED_SETTINGS["distill"]},

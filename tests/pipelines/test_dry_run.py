@@ -867,6 +867,24 @@ def test_unusable_rewards_are_errors_before_the_training(
         resolve_plans(config, Workdir(fresh_project / "nowhere"), SilentReporter())
 
 
+def test_estimate_of_continuous_batching_on_a_cpu_has_more_time_and_memory_for_answers(
+    estimate: Estimate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, speeds = machine_speed.measure_speed, []
+
+    def measure_once(*args: Any, **options: Any) -> Any:
+        speeds.append(speeds[0] if speeds else measure(*args, **options))
+        return speeds[0]
+
+    monkeypatch.setattr(machine_speed, "measure_speed", measure_once)
+    grpo = ("fine_tuning.objective=grpo", "fine_tuning.packing=false", "fine_tuning.grpo.rewards=[{kind: f1}]")
+    plain, batched = (
+        estimate(*grpo, f"fine_tuning.grpo.rollouts.engine={name}") for name in ("generate", "continuous_batching")
+    )
+    assert batched["seconds"]["fine_tuning"] > plain["seconds"]["fine_tuning"]
+    assert batched["memory"]["training"]["total"] >= plain["memory"]["training"]["total"]
+
+
 def test_rewards_of_reference_answers_are_shown_and_a_reward_of_zero_is_a_warning(
     fresh_project: Path, estimate: Estimate
 ) -> None:

@@ -1389,6 +1389,7 @@ MODEL_ERRORS = {
     "evaluation: the task … of kind reward measures reward models only": ("configuration", 2),
     "the champion of … is a …; objective … trains a …": ("configuration", 2),
     "…: the context of … is … tokens; rows of fine_tuning.max_length with an answer have up to …": ("configuration", 2),
+    "fine_tuning.grpo.rollouts.engine: … cannot generate with …: …": ("configuration", 2),
     "fine_tuning.lora.target_modules: objective distill cannot train an adapter of the output layer": (
         "configuration",
         2,
