@@ -161,11 +161,12 @@ def package(
     """
     config = call_context.load(customization)
     folders = {name: Path(folder) for name, folder in (adapters or {}).items()}
-    with call_context.open_call("package", workdir, quiet=quiet) as (_, reporter):
+    with call_context.open_call("package", workdir, quiet=quiet) as (work, reporter):
         return single_stages.package_model(
             str(model),
             Path(output),
             config,
+            work,
             reporter,
             adapters=folders,
             dataset=Path(dataset) if dataset else None,

@@ -18,6 +18,7 @@ from pydantic import (
 
 from components.common import regression_suite
 from components.common.gate_rules import SLICE_KINDS, SUITE_PREFIX, Rule
+from components.common.models.quantizations import QuantizationName
 from components.common.runtime.errors import ConfigurationError
 from components.evaluation import suite
 from components.evaluation.suite import SuiteName
@@ -84,7 +85,7 @@ class EvaluationConfig(BaseModel):
         description="Inference engine. transformers: any device; vllm: NVIDIA GPUs; "
         "auto: vllm if an NVIDIA GPU is available and vLLM is installed and supports the model, else transformers.",
     )
-    quantization: Literal["none", "int8", "fp8"] = Field(
+    quantization: QuantizationName = Field(
         "none",
         exclude_if=lambda value: value == "none",
         description="Weight format in which the candidate is evaluated. Default: triton_packaging.quantization. "

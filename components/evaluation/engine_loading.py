@@ -10,8 +10,15 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from components.common.models import compute_devices, fp8_weights, int8_rounding, model_loading
+from components.common.models import (
+    calibrated_weights,
+    compressed_weights,
+    compute_devices,
+    int8_rounding,
+    model_loading,
+)
 from components.common.models.model_loading import LoadableModel
+from components.common.models.quantizations import QUANTIZATIONS, QuantizationName
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
 from components.common.runtime.reporters import Reporter
 from components.evaluation import forward_pass, vllm_engine
@@ -36,7 +43,8 @@ def open_engines(
     reporter: Reporter,
     engine: EngineName = "auto",
     input_limit: int | None = None,
-    quantization: Literal["none", "int8", "fp8"] = "none",
+    quantization: QuantizationName = "none",
+    calibrated: Path | None = None,
 ) -> Generator[tuple[LoadableModel, Engine]]:
     """Yield each model with its engine, the base first if it is given.
 
@@ -52,6 +60,7 @@ def open_engines(
         engine: The configured engine.
         input_limit: Upper limit of the engines' `max_input_tokens`; None without a limit.
         quantization: Format of a tuned language model's weights.
+        calibrated: Folder of the tuned model's weights if the format is calibrated.
 
     Raises:
         EngineMissingError: `engine` is "vllm", and vLLM is not installed or does not support the model.
@@ -62,7 +71,7 @@ def open_engines(
         yield tuned, RewardEngine(tuned, tokenizer, batch_tokens, input_limit)
         return
     if resolve_engine(engine, tuned) == "vllm":
-        yield from vllm_engine.open_engines(tuned, base, tokenizer, reporter, input_limit, quantization == "fp8")
+        yield from vllm_engine.open_engines(tuned, base, tokenizer, reporter, input_limit, quantization, calibrated)
         return
     loaded = None
     if base:
@@ -82,7 +91,10 @@ def open_engines(
         loaded = None
         gc.collect()
     reporter.step("loading the model" if loaded is None else "attaching the adapter")
-    loaded = load_tuned(tuned, loaded, reporter) if quantization == "none" else load_rounded(tuned, quantization)
+    if calibrated:
+        loaded = calibrated_weights.load_quantized_model(calibrated)
+    else:
+        loaded = load_tuned(tuned, loaded, reporter) if quantization == "none" else load_rounded(tuned, quantization)
     tuned_engine = TransformersEngine(loaded, tokenizer, batch_tokens, input_limit)
     yield tuned, tuned_engine
     tuned_engine.close()
@@ -144,15 +156,17 @@ def check_vllm_installed(engine: EngineName) -> bool:
 def load_rounded(tuned: LoadableModel, quantization: str) -> PreTrainedModel:
     """Return the tuned model with its adapter merged in float32 and its linear layers rounded as in its package.
 
-    With fp8, the inputs of the layers are rounded too. The weights are rounded on the CPU, so that a GPU holds them in the default precision only.
+    With compressed weights, the inputs of the layers are rounded too. The weights are rounded on the CPU, so that a GPU holds them in the default precision only.
     """
     import torch
 
     loaded = model_loading.load_model(tuned, trainable=True, dtype=torch.float32)
     merged = loaded.merge_and_unload() if tuned.adapter else loaded
-    rounding = int8_rounding if quantization == "int8" else fp8_weights
-    rounding.round_linear_layers(merged)
-    # Not the buffers, because rotary frequencies stay in float32, as in other models; nor the scales of fp8 weights.
+    if preset := QUANTIZATIONS[quantization].preset:
+        compressed_weights.round_linear_layers(merged, preset)
+    else:
+        int8_rounding.round_linear_layers(merged)
+    # Not the buffers, because rotary frequencies stay in float32, as in other models; nor the scales of compressed weights.
     for name, parameter in merged.named_parameters():
         if not name.endswith("weight_scale"):
             parameter.data = parameter.data.to(model_loading.get_default_dtype())

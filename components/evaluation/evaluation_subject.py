@@ -42,6 +42,7 @@ def describe_subject(
         - `held_out`: {task: {max_items, left_out}} for the tasks on the test split. `left_out` is the number of test rows,
           of the first `max_items`, that have no answer within the maximum length.
         - `engine`: the engine of the candidate.
+        - `calibration`: what determined the candidate's weights; only for calibrated weights, added by the stage.
         - `settings`: the settings of the gate and of the measurement, and the seed; `quantization` only for quantized weights.
     """
     trained = candidate.artifact.manifest if candidate.artifact else None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
-from components.common.models import model_loading
+from components.common.models import calibrated_weights, model_loading
+from components.common.models.calibrated_weights import CalibratedWeights
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError
@@ -89,11 +90,17 @@ def evaluate(
     failed_before = artifact_folder.has_transient_failure(output, key)  # kept until the new result is ready
     if not failed_before and (finished := artifact_folder.claim_folder(output, key, overwrite=overwrite)):
         return finished
-    results = _Measurement(candidate, incumbent, dataset, config, seed, state / STAGE / "scores", reporter).run()
+    calibrated = calibrated_weights.load_if_calibrated(
+        config.quantization, candidate, dataset, state, seed=seed, reporter=reporter
+    )
+    scores = state / STAGE / "scores"
+    results = _Measurement(candidate, incumbent, dataset, config, seed, scores, reporter, calibrated).run()
     reporter.step("applying the promotion gate")
     rule_results = promotion_gate.evaluate_rules(results, incumbent is not None, config, seed)
     content = evaluation_result.build_result(results, rule_results, config, seed, unchanged=unchanged)
     content["measured"] = evaluation_subject.describe_subject(candidate, incumbent, dataset, config, results, seed)
+    if calibrated:
+        content["measured"]["calibration"] = dict(calibrated.statement)
     if failed_before:
         artifact_folder.claim_folder(output, key)
     text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
@@ -177,8 +184,10 @@ class _Measurement:
         seed: int,
         cache: Path,
         reporter: Reporter,
+        calibrated: CalibratedWeights | None = None,
     ) -> None:
         model_loading.prepare_torch(seed)
+        self.calibrated = calibrated
         base = LoadableModel(candidate.base.sha256, candidate.base, candidate.base.path, None, None)
         self.roles = {"base": base, "candidate": candidate, **({"incumbent": incumbent} if incumbent else {})}
         # A repetition does not read the scores of other evaluations.
@@ -245,6 +254,7 @@ class _Measurement:
             reporter=self.reporter,
             engine=self.config.requested_engine,
             quantization=self.config.quantization if tuned == "candidate" else "none",
+            calibrated=self.calibrated.folder if self.calibrated and tuned == "candidate" else None,
             input_limit=self.input_limit,
         )
         for role in roles:
@@ -290,6 +300,8 @@ class _Measurement:
             key.append(self.roles["base"].sha256)
         if role == "candidate" and self.config.quantization != "none":
             key.append(self.config.quantization)
+            if self.calibrated:
+                key.append(self.calibrated.statement["weights_sha256"])
         return self.cache / f"{hashing.digest(key)}.json"
 
 

@@ -1,7 +1,7 @@
 """vLLM as the inference engine.
 
 Tested with vLLM 0.32 on a CPU with a base model (see docs/how-to/evaluation.md for the figures). Not tested: GPUs, bfloat16,
-adapters, FP8 weights.
+adapters, quantized weights.
 """
 
 # Scores differ slightly between engines, and more in bfloat16, so all models of an evaluation use the same engine.
@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.common.models import compute_devices, fp8_weights, model_loading
+from components.common.models import compressed_weights, compute_devices, model_loading
 from components.common.models.adaptations import find_adaptation
 from components.common.models.model_loading import ADAPTER_CONFIG, LoadableModel
+from components.common.models.quantizations import QUANTIZATIONS
 from components.common.runtime.reporters import Reporter
 from components.evaluation import prefix_trees
 from components.evaluation.task_interface import Continuation, Decoding, Engine, Likelihood
@@ -111,7 +112,8 @@ def open_engines(
     tokenizer: PreTrainedTokenizerBase,
     reporter: Reporter,
     input_limit: int | None = None,
-    quantizes_tuned: bool = False,
+    quantization: str = "none",
+    calibrated: Path | None = None,
 ) -> Iterator[tuple[LoadableModel, Engine]]:
     """Yield each model with its engine, the base first. One model is in memory at a time.
 
@@ -121,7 +123,8 @@ def open_engines(
         tokenizer: The tuned model's tokenizer, which encodes the inputs of both models.
         reporter: Receives the progress.
         input_limit: Upper limit of the engines' `max_input_tokens`; None without a limit.
-        quantizes_tuned: Whether the tuned model gets FP8 weights, as in its package.
+        quantization: Format of the tuned model's weights, as in its package.
+        calibrated: Folder of the tuned model's weights if the format is calibrated.
     """
     import torch
 
@@ -138,12 +141,14 @@ def open_engines(
             # The adapter is merged in float32, as in packaging. vLLM can serve a separate adapter, but its CPU build
             # 0.32 then fails to return prompt log-probabilities: it computes the adapter's part of the logits for one
             # position per request.
-            is_quantized = quantizes_tuned and model is tuned
-            if model.adapter or is_quantized:
+            is_quantized = quantization != "none" and model is tuned
+            if is_quantized and calibrated:
+                weights = calibrated
+            elif model.adapter or is_quantized:
                 loaded = model_loading.load_model(model, trainable=True, dtype=torch.float32)  # stays on the CPU
                 merged = loaded.merge_and_unload() if model.adapter else loaded
                 if is_quantized:
-                    fp8_weights.save_compressed(merged, Path(folder), dtype)
+                    compressed_weights.save_compressed(merged, Path(folder), dtype, QUANTIZATIONS[quantization].preset)
                 else:
                     merged.to(getattr(torch, dtype)).save_pretrained(folder)
                 del loaded, merged

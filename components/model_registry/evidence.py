@@ -252,11 +252,18 @@ def check_package(
     try:
         if evaluation is None or not states_subject(evaluation):
             return objections
-        evaluated = read_content(evaluation)["measured"]["settings"].get("quantization", "none")
+        subject = read_content(evaluation)["measured"]
+        evaluated = subject["settings"].get("quantization", "none")
+        records = [repository.manifest.summary.get("quantization") or {}, subject]
+        weights = [record.get("calibration", {}).get("weights_sha256", "none")[:12] for record in records]
     except list_content_errors() as error:
         return [*objections, describe_content_error(error)]
     if evaluated != packaged:
         objections.append(f"its Triton package has {packaged} quantization; its evaluation measured {evaluated}")
+    elif weights[0] != weights[1]:
+        objections.append(
+            f"its Triton package has the calibrated weights {weights[0]}; its evaluation measured {weights[1]}"
+        )
     return objections
 
 

@@ -48,7 +48,7 @@ def triton_packaging(
         settings, dataset = TritonPackagingConfig(**p["config"]), None
         if settings.quantization != "none" and (trained_on := artifact.manifest.find_input("dataset")):
             dataset = s.load_artifact(trained_on.content_sha256, "dataset")
-        return package(opened, out, settings, seed=seed, reporter=s.reporter, dataset=dataset)
+        return package(opened, out, settings, seed=seed, reporter=s.reporter, dataset=dataset, state=s.workdir.state)
 
     made = pipeline_step.produce_artifact("triton_packaging", {"plan": p, "model": model}, build, links.path)
     pipeline_step.copy_report(made, report.path)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from components.common.gate_rules import MAX_QUANTIZATION_MARGIN, MIN_QUANTIZATION_ITEMS
+from components.common.models.quantizations import QuantizationName, find_quantization
 from components.common.runtime.errors import ConfigurationError
 
 GOLDEN_PROMPTS = (
@@ -88,10 +89,13 @@ class TritonPackagingConfig(BaseModel):
         description="Folder or s3://bucket/prefix to which the finished package is copied, for a cluster's Triton server. "
         "The copy is stored under its content digest. Empty: no copy.",
     )
-    quantization: Literal["none", "int8", "fp8"] = Field(
+    quantization: QuantizationName = Field(
         "none",
         description="Format of the packaged weights. int8: linear layers and output layer with 8-bit weights, for the "
         "python backend. fp8: linear layers with 8-bit floating-point weights and inputs, for the vllm backend. "
+        "int8-w8a8: linear layers with 8-bit integer weights and inputs, for the vllm backend. "
+        "int4-gptq: linear layers with 4-bit weights that GPTQ calibrates on training rows, for the vllm backend; requires "
+        "the quantization environment. "
         "Packaging fails if the loss on the test split rises by more than quantization_margin.",
     )
     quantization_margin: float = Field(
@@ -123,8 +127,8 @@ class TritonPackagingConfig(BaseModel):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="Data type of merged weights and of GPU computation. auto: bfloat16 if this machine has a GPU, "
-        "else float32.",
+        description="Data type of merged weights and of GPU computation. auto: bfloat16 if this machine has a GPU "
+        "or quantization is int8-w8a8, else float32.",
     )
     max_prompt_tokens: int = Field(
         4096,
@@ -196,9 +200,10 @@ def check_quantization(config: TritonPackagingConfig, *, is_attached: bool) -> N
 
     Raises:
         ConfigurationError: another backend serves the package, its adapter is attached, its weights are not stored in it,
-            or `vllm.quantization` is another format.
+            `vllm.quantization` is another format, or vLLM cannot compute the format in `dtype`.
     """
-    backend = {"int8": "python", "fp8": "vllm"}.get(config.quantization)
+    entry = find_quantization(config.quantization)
+    backend = entry.backend if entry else ""
     method = config.vllm.quantization
     for found, is_refused, expected in (
         (f"backend {config.backend}", config.backend != backend, f"backend {backend}"),
@@ -206,6 +211,11 @@ def check_quantization(config: TritonPackagingConfig, *, is_attached: bool) -> N
             f"vllm.quantization {method}",
             backend == "vllm" and method not in ("", "compressed-tensors"),
             "an empty vllm.quantization",
+        ),
+        (
+            f"dtype {config.dtype}",
+            entry is not None and entry.needs_bfloat16 and config.dtype == "float32",
+            "dtype auto or bfloat16",
         ),
         ("an attached adapter", is_attached, "an adapter that is merged"),
         ("weights referenced", config.weights == "referenced", "weights copied"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from components.common.artifacts import artifact_folder
 from components.common.models import model_loading
+from components.common.models.calibrated_weights import CalibratedWeights
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, TunelineError
+from components.common.runtime.filesystem import link_or_copy
 from components.triton_packaging import weight_files
 from components.triton_packaging.adapter_placement import AdapterPlacement
 from components.triton_packaging.quantization import write_quantized_weights
@@ -51,18 +54,30 @@ class PackageContents:
 
 
 def copy_contents(
-    model: LoadableModel, placement: AdapterPlacement, version: Path, dtype: str, quantization: str = "none"
+    model: LoadableModel,
+    placement: AdapterPlacement,
+    version: Path,
+    dtype: str,
+    quantization: str = "none",
+    calibrated: CalibratedWeights | None = None,
 ) -> PackageContents:
     """Write all contents into a version folder. Attached adapters share one copy of the base weights.
 
     Args:
-        dtype: data type of merged weights, and of the unquantized weights beside fp8: float32 or bfloat16.
+        dtype: data type of merged weights, and of the unquantized weights beside compressed ones: float32 or bfloat16.
         quantization: format of the weights, as in `triton_packaging.quantization`.
+        calibrated: the weights, if the format is calibrated.
     """
     if quantization == "none":
         weight_files.write_weights(model, version / WEIGHTS_FOLDER, dtype, merged=placement.mode == "merged")
     else:
-        write_quantized_weights(model, version / WEIGHTS_FOLDER, quantization, dtype)
+        if calibrated:
+            (version / WEIGHTS_FOLDER).mkdir(parents=True)
+            for path in sorted(calibrated.folder.iterdir()):
+                copy = link_or_copy if path.suffix == ".safetensors" else shutil.copyfile
+                copy(path, version / WEIGHTS_FOLDER / path.name)
+        else:
+            write_quantized_weights(model, version / WEIGHTS_FOLDER, quantization, dtype)
         weight_files.write_tokenizer(model, version / WEIGHTS_FOLDER)
     adapters = {name: f"{ADAPTERS_FOLDER}/{name}" for name in placement.adapters}
     for name, adapted in placement.adapters.items():

@@ -1,24 +1,30 @@
 """Quantized weights of a package, and their comparison with the unquantized model on the test split.
 
-The code of the package that serves the model computes the loss of int8 weights, and transformers that of fp8 weights. The
+The code of the package that serves the model computes the loss of int8 weights, and transformers that of weights for vLLM. The
 comparison is paired, and its one-sided bound is that of the promotion gate.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from components.common import significance
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.gate_rules import MIN_QUANTIZATION_ITEMS, QUANTIZATION_CONFIDENCE
-from components.common.models import chat_templates, conversation_rows, fp8_weights, model_loading
+from components.common.models import (
+    calibrated_weights,
+    compressed_weights,
+    encoded_rows,
+    model_loading,
+    quantization_env,
+)
+from components.common.models.encoded_rows import EncodedItem
 from components.common.models.model_loading import LoadableModel
+from components.common.models.quantizations import QUANTIZATIONS, find_quantization
 from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError, InputError, TunelineError
 from components.common.runtime.reporters import Reporter
@@ -32,14 +38,6 @@ BOOTSTRAP_SAMPLES = 2000
 MAX_ITEM_TOKENS = 2048
 # Of the parameters outside of embeddings. Experts in fused tensors and GPT-2's layers are no linear layers of torch.
 MIN_LINEAR_SHARE = 0.5
-
-
-class EncodedItem(NamedTuple):
-    """A test row: its id, its token ids, and 1 for each token of an answer."""
-
-    id: str
-    ids: list[int]
-    mask: list[int]
 
 
 class QuantizationError(TunelineError):
@@ -59,6 +57,7 @@ class QuantizationResult:
         increase_bound: One-sided upper confidence bound of the increase.
         weight_bytes: Size of the packaged weights.
         unquantized_weight_bytes: Size of the weights that packaging without quantization would write.
+        calibration: What determined calibrated weights, see `CalibratedWeights`; None without calibration.
     """
 
     scheme: str
@@ -73,10 +72,12 @@ class QuantizationResult:
     confidence: float
     weight_bytes: int
     unquantized_weight_bytes: int
+    calibration: Mapping[str, str | int] | None = None
 
     def build_statement(self) -> dict[str, object]:
-        """Return all fields, for proof.json and the manifest's summary."""
-        return {**asdict(self), "ci95": list(self.ci95)}
+        """Return the fields that are set, for proof.json and the manifest's summary."""
+        fields = {**asdict(self), "ci95": list(self.ci95)}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_quantizable(config: TritonPackagingConfig, model_config: PretrainedConfig) -> None:
@@ -84,10 +85,13 @@ def check_quantizable(config: TritonPackagingConfig, model_config: PretrainedCon
 
     Raises:
         ConfigurationError: the model is quantized, most weights are not in linear layers, or the model computes with
-            them outside of the layers.
+            them outside of the layers; or calibration lacks its environment, or does not support the size of a layer.
     """
-    if config.quantization == "none":
+    entry = find_quantization(config.quantization)
+    if entry is None:
         return
+    if entry.is_calibrated:
+        quantization_env.check_environment("triton_packaging.quantization", config.quantization)
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigurationError(
             f"triton_packaging.quantization is {config.quantization}, but the {model_config.model_type} model has "
@@ -111,7 +115,9 @@ def check_quantizable(config: TritonPackagingConfig, model_config: PretrainedCon
             f"{model_config.model_type} model are in linear layers; expected at least {MIN_LINEAR_SHARE:.0%}",
             hint="Set triton_packaging.quantization to none.",
         )
-    # int8 layers show for fp8 too whether a model reads the weights of its layers.
+    if entry.group_sizes:
+        calibrated_weights.select_group_size(model, config.quantization)
+    # int8 layers show for other formats too whether a model reads the weights of its layers.
     computes = _can_compute(model)  # models of experts cannot on the meta device
     replace_linear_layers(model, stores_weights=False)
     if computes and not _can_compute(model):
@@ -138,7 +144,7 @@ def load_quantized_model(model: LoadableModel, quantization: str) -> PreTrainedM
     """Return the model with its adapter merged in float32 and its linear layers quantized.
 
     Args:
-        quantization: "int8" or "fp8"; fp8 also rounds the inputs of the layers.
+        quantization: a key of QUANTIZATIONS without calibration. Compressed formats also round the inputs of the layers.
 
     Raises:
         QuantizationError: the model has no linear layer.
@@ -146,8 +152,8 @@ def load_quantized_model(model: LoadableModel, quantization: str) -> PreTrainedM
     from components.triton_packaging.python_backend.int8_layers import replace_linear_layers
 
     loaded = load_merged_model(model)
-    if quantization == "fp8":
-        fp8_weights.round_linear_layers(loaded)
+    if preset := QUANTIZATIONS[quantization].preset:
+        compressed_weights.round_linear_layers(loaded, preset)
         return loaded
     if not replace_linear_layers(loaded, stores_weights=True):
         raise QuantizationError(
@@ -169,16 +175,16 @@ def write_quantized_weights(model: LoadableModel, folder: Path, quantization: st
     """Write the quantized weights and the configuration with which transformers loads them.
 
     Args:
-        quantization: "int8" or "fp8".
-        dtype: data type of the other tensors with fp8. With int8, they are stored in bfloat16 if that is exact, and
+        quantization: a key of QUANTIZATIONS without calibration.
+        dtype: data type of the other tensors with compressed weights. With int8, they are stored in bfloat16 if that is exact, and
             otherwise in float32.
     """
     import torch
 
     from components.triton_packaging.python_backend.int8_layers import METHOD
 
-    if quantization == "fp8":
-        fp8_weights.save_compressed(load_merged_model(model), folder, dtype)
+    if preset := QUANTIZATIONS[quantization].preset:
+        compressed_weights.save_compressed(load_merged_model(model), folder, dtype, preset)
         return
     quantized = load_quantized_model(model, quantization)
     for parameter in quantized.parameters():
@@ -198,12 +204,14 @@ def compare_with_unquantized(
     *,
     seed: int,
     reporter: Reporter,
+    calibration: Mapping[str, str | int] | None = None,
 ) -> QuantizationResult:
     """Compare the loss of the packaged model on the test split with that of the unquantized model.
 
     Args:
         version: version folder of the package.
         parameters: weights_folder, context and dtype of the package, as strings.
+        calibration: what determined calibrated weights, for the result.
 
     Raises:
         QuantizationError: a loss is not finite, or the bound of the increase exceeds the margin.
@@ -233,6 +241,7 @@ def compare_with_unquantized(
         scheme=config.quantization,
         weight_bytes=sum(path.stat().st_size for path in weight_files),
         unquantized_weight_bytes=unquantized_bytes,
+        calibration=calibration,
         seed=seed,
     )
 
@@ -247,11 +256,13 @@ def compare_losses(
     weight_bytes: int,
     unquantized_weight_bytes: int,
     seed: int,
+    calibration: Mapping[str, str | int] | None = None,
 ) -> QuantizationResult:
     """Compare the losses of the quantized model on the items with those of the unquantized model.
 
     Args:
         tokens: number of tokens of each item's answer.
+        calibration: what determined calibrated weights, for the result.
 
     Raises:
         QuantizationError: the bound of the increase exceeds the margin.
@@ -276,6 +287,7 @@ def compare_losses(
         confidence=QUANTIZATION_CONFIDENCE,
         weight_bytes=weight_bytes,
         unquantized_weight_bytes=unquantized_weight_bytes,
+        calibration=calibration,
     )
     _check_margin(result)
     return result
@@ -284,11 +296,11 @@ def compare_losses(
 def _load_package(
     version: Path, parameters: Mapping[str, str], quantization: str, device: torch.device
 ) -> PreTrainedModel:
-    """Return the packaged model: int8 as the python backend loads it, fp8 as transformers computes it in place of vLLM."""
+    """Return the packaged model: int8 as the python backend loads it, others as transformers computes them in place of vLLM."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    if quantization == "fp8":
+    if QUANTIZATIONS[quantization].preset:
         dtype = getattr(torch, parameters["dtype"]) if device.type == "cuda" else torch.float32
         packaged: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             version / parameters["weights_folder"], dtype=dtype, trust_remote_code=False
@@ -336,24 +348,9 @@ def read_items(
     dataset: Artifact, tokenizer: PreTrainedTokenizerBase, max_items: int, max_length: int, *, seed: int
 ) -> list[EncodedItem]:
     """Return the token ids and the answer masks of random test rows that have an answer."""
-    path = dataset.path / "test.parquet"
-    if dataset.manifest.summary.get("rows_kind") == conversation_rows.TEXT_KIND:
-        rows = conversation_rows.read_texts(path)
-    else:
-        rows = conversation_rows.read_conversations(path, conversation_rows.get_rows_kind(dataset))
-    items: list[EncodedItem] = []
-    for row in sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row['id']}".encode()).digest()):
-        if "text" in row:
-            ids = chat_templates.encode_text(tokenizer, row["text"])[:max_length]
-            item = EncodedItem(str(row["id"]), ids, [1] * len(ids))
-        else:
-            tools = json.loads(row["tools"]) if row["tools"] else None
-            encoded = chat_templates.encode_conversation(tokenizer, row["messages"], tools, max_length=max_length)
-            item = EncodedItem(str(row["id"]), encoded.input_ids, encoded.answer_mask)
-        if any(item.mask[1:]):
-            items.append(item)
-        if len(items) == max_items:
-            break
+    items = encoded_rows.read_random_rows(
+        dataset, "test", tokenizer, max_items=max_items, max_length=max_length, seed=seed
+    )
     if len(items) < MIN_QUANTIZATION_ITEMS:
         raise InputError(
             f"the test split of {dataset.path} has {format_count(len(items), 'row')} with an answer; quantization requires at least "

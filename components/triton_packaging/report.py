@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from components.common.models.model_loading import LoadableModel
+from components.common.models.quantizations import QUANTIZATIONS
 from components.common.reporting import html_report
 from components.triton_packaging.backends import list_model_names
 from components.triton_packaging.config import TritonPackagingConfig
@@ -73,6 +74,13 @@ def render(
             f"{quantized.confidence:.0%} confidence, the increase is at most {quantized.increase_bound:+.4f}; "
             f"{quantized.margin:.4f} is allowed."
         )
+        if hardware := QUANTIZATIONS[quantized.scheme].hardware:
+            text += f" By vLLM's documentation, the format requires one of: {hardware}."
+        if found := quantized.calibration:
+            text += (
+                f" {found['engine']} calibrated the weights on {found['rows']} training rows with {found['tokens']} tokens; "
+                f"digest of the rows: {str(found['sha256'])[:12]}."
+            )
         sections["Quantization"] = html_report.render_tiles(tiles) + html_report.render_paragraph(text, "good")
     folders = [output / name for name in list_model_names(config.backend, config.model_name)]
     files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())

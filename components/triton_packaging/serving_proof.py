@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.common.models import chat_templates, model_loading
+from components.common.models import calibrated_weights, chat_templates, model_loading
 from components.common.models.model_loading import LoadableModel
+from components.common.models.quantizations import find_quantization
 from components.common.runtime.counts import format_count
 from components.common.runtime.reporters import Reporter
 from components.triton_packaging import quantization
@@ -30,6 +31,7 @@ from components.triton_packaging.golden_requests import (
     describe_adapter,
     strip_incomplete_character,
 )
+from components.triton_packaging.package_contents import WEIGHTS_FOLDER
 from components.triton_packaging.triton_server import Server, get_child_pids, get_resident_mib, running_server
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ AnswerRecord = dict[str, str | int]
 INT8_TIE_LOGITS = 2 * 1.5e-2
 # FP8 inputs have larger steps: with 328 tokens of a random model with two layers, log-probabilities of vLLM 0.32 on a CPU
 # differed from transformers' by up to 0.20 (mean 0.003), although all greedy tokens were equal.
-FP8_TIE_LOGITS = 2 * 0.2
+COMPRESSED_TIE_LOGITS = {"fp8": 2 * 0.2}
 TIMINGS = ("ready_seconds", "tokens_per_second", "memory_mib")  # differ between two proofs of one package
 
 
@@ -108,7 +110,9 @@ def prove(
     references = [
         replace(reference, adapter=name)
         for name, model in originals.items()
-        for reference in generate_references(model, config, dtype, seed, reporter)
+        for reference in generate_references(
+            model, config, dtype, seed, reporter, weights=repository / config.model_name / "1" / WEIGHTS_FOLDER
+        )
     ]
     _release_gpu_memory()
     reporter.step("loading the package in Triton")
@@ -142,14 +146,21 @@ def _release_gpu_memory() -> None:
 
 
 def generate_references(
-    model: LoadableModel, config: TritonPackagingConfig, dtype: str, seed: int, reporter: Reporter
+    model: LoadableModel,
+    config: TritonPackagingConfig,
+    dtype: str,
+    seed: int,
+    reporter: Reporter,
+    weights: Path | None = None,
 ) -> list[ReferenceAnswer]:
     """Return greedy answers of transformers to the golden prompts, with the adapter attached instead of merged.
 
-    For a quantized package, the model's weights are rounded in the same way, with the adapter merged.
+    For a quantized package, the model's weights are rounded in the same way, with the adapter merged. Calibrated weights are
+    those of the package.
 
     Args:
         dtype: data type of GPU computation: float32 or bfloat16; a CPU computes in float32.
+        weights: folder of the package's weights; required for calibrated weights.
     """
     import torch
 
@@ -158,14 +169,18 @@ def generate_references(
     device = model_loading.prepare_torch(seed)
     torch_dtype = getattr(torch, dtype) if device.type == "cuda" else torch.float32
     tie_logits = -1.0
-    if config.quantization == "none":
+    entry = find_quantization(config.quantization)
+    if entry is None:
         original = model_loading.load_model(model, dtype=torch_dtype).to(device)
+    elif entry.is_calibrated:
+        assert weights, "the proof passes the folder of the package's weights"
+        original = calibrated_weights.load_quantized_model(weights)
     else:
         original = quantization.load_quantized_model(model, config.quantization).to(device, torch_dtype)
         if config.quantization == "int8" and device.type == "cpu":
             tie_logits = INT8_TIE_LOGITS if pack_int8_layers(original) else -1.0
-        elif config.quantization == "fp8":
-            tie_logits = FP8_TIE_LOGITS
+        elif entry.rounds_inputs:
+            tie_logits = COMPRESSED_TIE_LOGITS.get(config.quantization, -1.0)
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
     bos = tokenizer.bos_token or ""
     adds_bos = bool(bos) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.models import model_loading, tool_messages
+from components.common.models import calibrated_weights, model_loading, tool_messages
+from components.common.models.calibrated_weights import CalibratedWeights
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.counts import format_count
 from components.common.runtime.errors import ConfigurationError
@@ -52,6 +54,7 @@ def package(
     overwrite: bool = False,
     adapters: Mapping[str, LoadableModel] | None = None,
     dataset: Artifact | None = None,
+    state: Path | None = None,
 ) -> Artifact:
     """Write a Triton model repository into `output`, prove it, and publish it as an artifact of kind repository.
 
@@ -61,7 +64,8 @@ def package(
 
     Args:
         adapters: additional models with the same base, by adapter name; only the vLLM backend supports them.
-        dataset: dataset whose test split is used to measure a quantized model.
+        dataset: dataset whose test split is used to measure a quantized model, and whose training split calibrates it.
+        state: folder of the weights that an evaluation calibrated. None: calibrate them again, with an equal result.
 
     Raises:
         ConfigurationError: the configuration does not fit the model or the backend.
@@ -85,10 +89,15 @@ def package(
     if not artifact:
         if placement.reason:
             reporter.note(placement.reason)
-        dtype = weight_files.resolve_dtype(config.dtype)
-        reporter.step("writing the model repository")
-        write_repository(model, output, config, dtype, adapters)
-        proof = quantized = None
+        dtype = weight_files.resolve_dtype(config.dtype, config.quantization)
+        proof = quantized = calibrated = None
+        with tempfile.TemporaryDirectory(prefix="tuneline-quantized-") as temporary:
+            if measured_dataset:
+                calibrated = calibrated_weights.load_if_calibrated(
+                    config.quantization, model, measured_dataset, state or Path(temporary), seed=seed, reporter=reporter
+                )
+            reporter.step("writing the model repository")
+            write_repository(model, output, config, dtype, adapters, calibrated)
         if measured_dataset:
             quantized = quantization.compare_with_unquantized(
                 model,
@@ -98,6 +107,7 @@ def package(
                 config,
                 seed=seed,
                 reporter=reporter,
+                calibration=calibrated.statement if calibrated else None,
             )
         if not unproven:
             originals = serving_proof.models_by_adapter(model, placement, config.backend)
@@ -154,6 +164,7 @@ def write_repository(
     config: TritonPackagingConfig,
     dtype: str,
     adapters: Mapping[str, LoadableModel] | None = None,
+    calibrated: CalibratedWeights | None = None,
 ) -> Path:
     """Write <output>/<model_name>/ with config.pbtxt and the files of its backend, and return that folder.
 
@@ -162,6 +173,7 @@ def write_repository(
     Args:
         dtype: data type of merged weights and of GPU computation: float32 or bfloat16.
         adapters: additional models with the same base, by adapter name.
+        calibrated: the quantized weights, if the format is calibrated.
 
     Raises:
         ConfigurationError: the configuration does not fit the model or the backend.
@@ -173,7 +185,7 @@ def write_repository(
     contents = (
         package_contents.reference_contents(model, placement, version)
         if config.weights == "referenced"
-        else package_contents.copy_contents(model, placement, version, dtype, config.quantization)
+        else package_contents.copy_contents(model, placement, version, dtype, config.quantization, calibrated)
     )
     parameters = {
         **build_lineage(model),

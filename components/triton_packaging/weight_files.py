@@ -10,6 +10,7 @@ from pathlib import Path
 
 from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
+from components.common.models.quantizations import find_quantization
 from components.common.runtime.filesystem import link_or_copy
 
 MAX_CACHE_BYTES, FLOAT32_BYTES = 1 << 30, 4  # limit of the default of cache_tokens
@@ -18,10 +19,13 @@ MAX_CACHE_BYTES, FLOAT32_BYTES = 1 << 30, 4  # limit of the default of cache_tok
 LOCAL_KEYS = ("_name_or_path", "name_or_path")
 
 
-def resolve_dtype(configured: str) -> str:
+def resolve_dtype(configured: str, quantization: str = "none") -> str:
     """Return the dtype of merged weights and of GPU arithmetic: float32 or bfloat16."""
     if configured != "auto":
         return configured
+    entry = find_quantization(quantization)
+    if entry and entry.needs_bfloat16:
+        return "bfloat16"
     import torch
 
     return "bfloat16" if torch.cuda.is_available() else "float32"

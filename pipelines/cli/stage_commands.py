@@ -191,9 +191,9 @@ def package(
     from pipelines.runs import single_stages
 
     adapters = adapter_placement.parse_adapter_options(adapter)
-    with open_workdir("package", as_json, workdir) as (reporter, _):
+    with open_workdir("package", as_json, workdir) as (reporter, work):
         result = single_stages.package_model(
-            model, output, customization, reporter, adapters=adapters, dataset=dataset, overwrite=overwrite
+            model, output, customization, work, reporter, adapters=adapters, dataset=dataset, overwrite=overwrite
         )
     summary = artifact_folder.read_manifest(output).summary
     lines = [f"unproven: {summary.get('unproven_because')}"]

@@ -10,7 +10,7 @@ import sys
 
 import psutil
 
-from components.common.models import model_loading
+from components.common.models import model_loading, quantization_env
 from components.common.reporting.check_findings import CheckResult, check_result
 from components.common.runtime import cpu_cores, mounts
 from components.common.runtime.errors import TunelineError
@@ -54,6 +54,10 @@ def check_machine(workdir: Workdir) -> list[CheckResult]:
     else:
         found, hint = f"nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}", ""
     results.append(check_result("Triton server", not reason, found, hint, needed=False))
+    reason = quantization_env.missing_reason()
+    found = reason or quantization_env.REQUIREMENTS[0]
+    hint = f"Run `{quantization_env.CREATE_COMMAND}` for calibrated weights (int4-gptq)."
+    results.append(check_result("llm-compressor", not reason, found, hint, needed=False))
     try:
         import torch
 

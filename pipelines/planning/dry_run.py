@@ -800,6 +800,9 @@ def _estimate_memory(survey: RunSurvey) -> Json:
         "evaluation": resource_formulas.estimate_evaluation_memory(shape, batch_tokens=batch_tokens, gpu=gpu),
         "triton_packaging": resource_formulas.estimate_packaging_memory(shape, proven=proven),
     }
+    if tokens := stage_times.count_calibration_tokens(survey):
+        for stage in ("evaluation", "triton_packaging"):  # the package reuses the weights if it finds them
+            peaks[stage] = max(peaks[stage], resource_formulas.estimate_calibration_memory(shape, tokens=tokens))
     if survey.recipe.objective_spec.scores_answers:  # a reward model is not packaged
         del peaks["triton_packaging"]
     local = peaks.keys() - ({"fine_tuning"} if _describe_remote_training() else set())

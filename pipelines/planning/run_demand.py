@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from components.common.models import resource_formulas
 from components.common.models.accelerators import Accelerator
 from components.common.models.model_shape import ModelShape
+from components.common.models.quantizations import CALIBRATION_ROWS, MAX_CALIBRATION_TOKENS, find_quantization
 from components.fine_tuning.config import FineTuningConfig
 from pipelines.config.customization_config import Customization
 from pipelines.planning import sizing, sizing_input
@@ -80,6 +81,11 @@ def estimate_demand(
         else evaluation,
         "triton_packaging": resource_formulas.estimate_packaging_memory(shape, proven=proven),
     }
+    entry = find_quantization(config.evaluation.quantization)
+    if entry and entry.is_calibrated:
+        tokens = CALIBRATION_ROWS * min(request.length, MAX_CALIBRATION_TOKENS)
+        calibration = resource_formulas.estimate_calibration_memory(shape, tokens=tokens)
+        host |= {stage: max(host[stage], calibration) for stage in ("evaluation", "triton_packaging")}
     checkpoint = resource_formulas.estimate_checkpoint_bytes(shape, full=full)
     return RunDemand(
         recipe,

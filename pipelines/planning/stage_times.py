@@ -13,6 +13,7 @@ from components.common.artifacts.artifact_folder import Manifest
 from components.common.cost import stage_cost
 from components.common.models import model_loading, resource_formulas
 from components.common.models.compute_devices import select_device
+from components.common.models.quantizations import CALIBRATION_ROWS, MAX_CALIBRATION_TOKENS, find_quantization
 from components.common.runtime.errors import TunelineError
 from components.fine_tuning import other_models
 from components.fine_tuning import training_plan as training
@@ -66,7 +67,13 @@ def estimate_times(survey: RunSurvey, stages: Sequence[str], remote: str) -> dic
         if remote:
             times["fine_tuning"] = StageTime(None, f"the launcher ({remote}) trains at an unknown speed")
         work = "the candidate and the base read every item of the tasks and write answers of maximum length"
-        times["evaluation"] = StageTime(_estimate_evaluation(survey, speed), _describe_speed(work, speed))
+        seconds = _estimate_evaluation(survey, speed)
+        if tokens := count_calibration_tokens(survey):
+            length = survey.tokens.mean_length
+            flops = resource_formulas.estimate_calibration_flops(survey.shape, tokens=tokens, length=length)
+            seconds += flops / speed.forward
+            work += f", and llm-compressor calibrates weights on {tokens} tokens"
+        times["evaluation"] = StageTime(seconds, _describe_speed(work, speed))
         if is_packaged:
             times["triton_packaging"] = _estimate_packaging(survey, history, speed)
     return {stage: times[stage] for stage in stages if stage in times and stage not in survey.cached}
@@ -199,6 +206,15 @@ def _estimate_evaluation(survey: RunSurvey, speed: ModelSpeed) -> float:
             batch = min(answers, max(1.0, survey.config.evaluation.batch_tokens / (mean_length + limit)))
             seconds += math.ceil(answers / batch) * speed.estimate_decoding(batch, limit)
     return 2 * seconds
+
+
+def count_calibration_tokens(survey: RunSurvey) -> int:
+    """Estimate the tokens on which quantized weights are calibrated; 0 without calibration."""
+    entry = find_quantization(survey.config.evaluation.quantization)
+    if entry is None or not entry.is_calibrated:
+        return 0
+    rows = min(CALIBRATION_ROWS, survey.curated.verdicts.count_splits()["train"])
+    return round(rows * min(survey.tokens.mean_length, MAX_CALIBRATION_TOKENS))
 
 
 def list_evaluation_tokens(survey: RunSurvey) -> list[tuple[TaskSettings, float, float]]:

@@ -149,6 +149,7 @@ def package_model(
     model: str,
     output: Path,
     customization: Customization,
+    work: Workdir,
     reporter: Reporter,
     *,
     adapters: Mapping[str, Path] | None = None,
@@ -192,6 +193,7 @@ def package_model(
                 for name, folder in folders.items()
             },
             dataset=artifact_folder.read(dataset, "dataset") if dataset else None,
+            state=work.state,
         )
     return PackageResult.from_artifact(output, repository)
 

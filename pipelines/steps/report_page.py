@@ -250,6 +250,7 @@ def _describe_quantization(package: Record) -> Record:
         return {}
     return {
         "weights": found["scheme"],
+        "MB of weights": f"{found['weight_bytes'] / 1e6:.1f} of {found['unquantized_weight_bytes'] / 1e6:.1f}",
         "loss increase": f"{found['increase']:+.4f}",
         "upper bound": f"{found['increase_bound']:+.4f}",
         "margin": found["margin"],

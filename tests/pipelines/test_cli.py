@@ -309,7 +309,9 @@ def test_doctor_lists_findings_and_hints(folder: Path) -> None:
     process = tuneline("doctor", "--json", cwd=folder)
     report = json.loads(process.stdout)
     by_name = {finding["name"]: finding for finding in report["findings"]}
-    assert {"Python", "git", "kfp", "torch", "Triton server", "embedded model", "memory"} <= set(by_name)
+    assert {"Python", "git", "kfp", "torch", "Triton server", "llm-compressor", "embedded model", "memory"} <= set(
+        by_name
+    )
     assert all(finding["ok"] or finding["hint"] or finding["name"] == "accelerator" for finding in report["findings"])
     assert process.returncode == (0 if report["ok"] else 1)
 

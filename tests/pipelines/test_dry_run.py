@@ -47,6 +47,7 @@ from tests.git_server import git_daemon
 from tests.model_families import FAMILIES, build_configuration
 from tests.pipelines.command import answer, refusal, tuneline
 from tests.pipelines.project import write_project
+from tests.quantization_environment import make_environment
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
 KEYS = {
@@ -384,6 +385,24 @@ def test_reward_model_is_not_packaged(fresh_project: Path, estimate: Estimate) -
     assert "triton_packaging" not in result["memory"]["stages"]
     assert result["memory"]["training"]["logits"] == 0
     assert any(warning.startswith("the gate will refuse the model") for warning in result["warnings"])
+
+
+def test_calibration_adds_to_the_time_and_memory_of_the_evaluation(
+    estimate: Estimate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNELINE_QUANTIZATION_ENV", str(make_environment(tmp_path / "environment", "exit 1")))
+    vllm = "triton_packaging.backend=vllm"
+    rounded, calibrated = (
+        estimate(vllm, f"triton_packaging.quantization={name}") for name in ("int8-w8a8", "int4-gptq")
+    )
+    assert "llm-compressor" not in rounded["basis"]["seconds.evaluation"]
+    assert re.search(r"llm-compressor calibrates weights on \d+ tokens", calibrated["basis"]["seconds.evaluation"])
+    memory = [result["memory"]["stages"]["evaluation"] for result in (rounded, calibrated)]
+    assert memory[0] < memory[1]
+    assert calibrated["disk"]["repository"] < rounded["disk"]["repository"]
+    monkeypatch.setenv("TUNELINE_QUANTIZATION_ENV", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigurationError, match="which requires llm-compressor, but"):
+        estimate(vllm, "triton_packaging.quantization=int4-gptq")
 
 
 def test_sweep_adds_the_time_of_all_and_the_memory_of_parallel_recipes(estimate: Estimate) -> None:

@@ -1,4 +1,4 @@
-"""Packages with int8 and fp8 weights: arithmetic, contents, comparison with the unquantized model, and refusals."""
+"""Packages with quantized weights: arithmetic, contents, comparison with the unquantized model, and refusals."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from transformers import AutoModelForCausalLM
 from components.common import pipeline_step
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.models import model_loading, resource_formulas
+from components.common.models import model_loading, quantization_env, resource_formulas
 from components.common.models.model_loading import LoadableModel
 from components.common.models.model_shape import ModelShape
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import artifact_store
+from components.common.workspace.artifact_store import Workdir
 from components.evaluation import engine_loading
+from components.evaluation.config import EvaluationConfig
+from components.evaluation.stage import evaluate
 from components.model_registry import evidence
 from components.triton_packaging import quantization, triton_config
 from components.triton_packaging.component import triton_packaging
@@ -159,11 +162,26 @@ def test_evaluated_weights_are_the_packaged_weights(adapted_model: LoadableModel
     assert all(torch.equal(tensor, stored[name]) for name, tensor in evaluated.items())
 
 
-def test_fp8_package_contains_the_evaluated_weights(
-    adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "margin", "weight_format", "dtype"),
+    [
+        ("fp8", 0.05, "float-quantized", torch.float8_e4m3fn),
+        ("int8-w8a8", 1e-9, "int-quantized", torch.int8),  # vLLM computes it in bfloat16
+    ],
+)
+def test_package_of_compressed_weights_contains_the_evaluated_weights(
+    adapted_model: LoadableModel,
+    dataset: Artifact,
+    tmp_path: Path,
+    name: str,
+    margin: float,
+    weight_format: str,
+    dtype: torch.dtype,
 ) -> None:
-    config = TritonPackagingConfig(backend="vllm", quantization="fp8", quantization_margin=0.05, prove=False)
-    with pytest.raises(QuantizationError, match="the fp8 model has a loss of"):  # random weights are sensitive
+    config = TritonPackagingConfig.model_validate(
+        {"backend": "vllm", "quantization": name, "quantization_margin": margin, "prove": False}
+    )
+    with pytest.raises(QuantizationError, match=f"the {name} model has a loss of"):  # random weights are sensitive
         package(adapted_model, tmp_path / "refused", config, seed=1, reporter=SilentReporter(), dataset=dataset)
     config = config.model_copy(update={"quantization_margin": 0.5})
     first, second = (
@@ -172,7 +190,8 @@ def test_fp8_package_contains_the_evaluated_weights(
     )
     assert first.sha256 == second.sha256
     result = first.manifest.summary["quantization"]
-    assert (result["scheme"], result["items"]) == ("fp8", 12)
+    assert (result["scheme"], result["items"]) == (name, 12)
+    assert "calibration" not in result
     assert result["increase"] == pytest.approx(result["loss"] - result["unquantized_loss"])
     assert result["weight_bytes"] < result["unquantized_weight_bytes"]
 
@@ -183,21 +202,61 @@ def test_fp8_package_contains_the_evaluated_weights(
     settings = json.loads((version / "weights" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     assert (settings["quant_method"], settings["format"], settings["ignore"]) == (
         "compressed-tensors",
-        "float-quantized",
+        weight_format,
         ["lm_head"],
     )
     dtypes = {name: tensor.dtype for name, tensor in load_file(version / "weights" / "model.safetensors").items()}
     layer = "model.layers.0.mlp.up_proj"
-    assert (dtypes[f"{layer}.weight"], dtypes[f"{layer}.weight_scale"]) == (torch.float8_e4m3fn, torch.float32)
-    assert dtypes["model.embed_tokens.weight"] == torch.float32
+    assert (dtypes[f"{layer}.weight"], dtypes[f"{layer}.weight_scale"]) == (dtype, torch.float32)
+    other = torch.bfloat16 if name == "int8-w8a8" else torch.float32
+    assert (dtypes["model.embed_tokens.weight"], arguments["dtype"]) == (other, str(other).removeprefix("torch."))
 
     loaded = AutoModelForCausalLM.from_pretrained(version / "weights", dtype=torch.float32)
     ids = torch.arange(3, 60).unsqueeze(0)
     with torch.inference_mode():
         logits = loaded(ids).logits
-        assert torch.equal(logits, quantization.load_quantized_model(adapted_model, "fp8")(ids).logits)
-        assert torch.equal(logits, engine_loading.load_rounded(adapted_model, "fp8")(ids).logits)
+        for rounded in (
+            quantization.load_quantized_model(adapted_model, name),
+            engine_loading.load_rounded(adapted_model, name),
+        ):
+            expected = rounded(ids).logits
+            projections = [one for one in rounded.state_dict() if one.endswith("proj.weight")]
+            assert len(projections) == 14
+            assert all(torch.equal(loaded.state_dict()[one], rounded.state_dict()[one]) for one in projections)
+            assert torch.equal(logits, expected) == (other == torch.float32)
         assert not torch.equal(logits, quantization.load_merged_model(adapted_model)(ids).logits)
+
+
+@pytest.mark.long  # imports llm-compressor twice
+@pytest.mark.skipif(quantization_env.missing_reason() is not None, reason="the quantization environment does not exist")
+def test_package_contains_the_calibrated_weights_that_were_evaluated(
+    adapted_model: LoadableModel, dataset: Artifact, tmp_path: Path
+) -> None:
+    """Needs the quantization environment (`python -m components.common.models.quantization_env`)."""
+    reporter, state = SilentReporter(), tmp_path / "state"
+    settings = EvaluationConfig(quantization="int4-gptq")
+    evaluation = evaluate(
+        adapted_model, dataset, tmp_path / "eval", settings, incumbent=None, seed=1, state=state, reporter=reporter
+    )
+    config = TritonPackagingConfig(backend="vllm", quantization="int4-gptq", prove=False)
+    config = config.model_copy(update={"quantization_margin": 100.0})  # 4 bits change a random model
+    artifact, alone = (
+        package(adapted_model, tmp_path / name, config, seed=1, reporter=reporter, dataset=dataset, state=folder)
+        for name, folder in (("shared", state), ("alone", None))
+    )
+    assert artifact.sha256 == alone.sha256
+    measured = artifact.manifest.summary["quantization"]
+    recorded = json.loads((evaluation.path / "evaluation.json").read_text(encoding="utf-8"))["measured"]["calibration"]
+    assert measured["calibration"] == recorded
+    assert recorded["dataset_sha256"] == dataset.sha256
+    [stored] = state.glob("quantized_weights/*/model.safetensors")
+    weights = artifact.path / "tuneline" / "1" / "weights"
+    assert (weights / "model.safetensors").read_bytes() == stored.read_bytes()
+    assert measured["weight_bytes"] == stored.stat().st_size < 0.4 * measured["unquantized_weight_bytes"]
+    assert "calibrated the weights on 24 training rows" in (artifact.path / "report.html").read_text(encoding="utf-8")
+    assert evidence.check_package(artifact, adapted_model.sha256, dataset.as_input(), evaluation) == [
+        UNPROVEN, NOT_SHOWN
+    ]  # fmt: skip
 
 
 def test_rounded_model_keeps_its_buffers_in_float32(
@@ -231,6 +290,14 @@ def test_package_that_differs_from_its_evaluation_is_an_objection(
     ]  # fmt: skip
     settings["quantization"] = "int8"
     assert evidence.check_package(*arguments) == [UNPROVEN]
+    monkeypatch.setattr(
+        evidence,
+        "read_content",
+        lambda _: {"measured": {"settings": settings, "calibration": {"weights_sha256": "a" * 64}}},
+    )
+    assert evidence.check_package(*arguments) == [
+        UNPROVEN, f"its Triton package has the calibrated weights none; its evaluation measured {'a' * 12}"
+    ]  # fmt: skip
 
 
 @pytest.mark.long  # starts a server
@@ -316,7 +383,7 @@ def test_model_is_in_use_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(artifact_store, "keep_paths_in_use", record_use)
     monkeypatch.setattr(model_loading, "open_model", open_used)
     with pytest.raises(InputError, match="opened"):
-        single_stages.package_model("folder", tmp_path / "out", Customization(), SilentReporter())
+        single_stages.package_model("folder", tmp_path / "out", Customization(), Workdir(tmp_path), SilentReporter())
 
 
 def test_package_without_dataset_is_refused(adapted_model: LoadableModel, tmp_path: Path) -> None:
@@ -334,6 +401,11 @@ def test_package_without_dataset_is_refused(adapted_model: LoadableModel, tmp_pa
             {"quantization": "fp8", "backend": "vllm", "vllm": {"quantization": "awq"}},
             r"with vllm\.quantization awq; expected an empty vllm\.quantization",
         ),
+        (
+            {"quantization": "int8-w8a8", "backend": "vllm", "dtype": "float32"},
+            "with dtype float32; expected dtype auto or bfloat16",
+        ),
+        ({"quantization": "int8-w8a8"}, "is int8-w8a8, with backend python; expected backend vllm"),
         ({"adapter": "attached"}, "with an attached adapter; expected an adapter that is merged"),
         ({"weights": "referenced"}, "with weights referenced; expected weights copied"),
     ],
@@ -351,7 +423,9 @@ def test_step_measures_the_dataset_on_which_the_model_was_trained(
 ) -> None:
     model = publish_adapter(base_model, tmp_path / "model", dataset=dataset.as_input())
     stored = {artifact.sha256: artifact for artifact in (model, dataset)}
-    work = SimpleNamespace(reporter=SilentReporter(), load_artifact=lambda sha256, *_: stored[sha256])
+    work = SimpleNamespace(
+        reporter=SilentReporter(), workdir=Workdir(tmp_path), load_artifact=lambda sha256, *_: stored[sha256]
+    )
     monkeypatch.setattr(
         pipeline_step, "produce_artifact", lambda stage, parameters, build, links: build(tmp_path / "out", work)
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from components.common.models.model_shape import ModelShape
+from components.common.models.quantizations import find_quantization
 
 FLOAT32_BYTES, BFLOAT16_BYTES = 4, 2
 PROCESS_BYTES = 500_000_000  # with torch, transformers and TRL loaded, before any model; measured on Linux x86-64
@@ -266,6 +267,21 @@ def estimate_packaging_memory(shape: ModelShape, *, proven: bool) -> int:
     return 2 * size if proven else size
 
 
+def estimate_calibration_memory(shape: ModelShape, *, tokens: float) -> int:
+    """Return the memory in which llm-compressor calibrates weights on rows with this number of tokens, on the host.
+
+    The weights are float32. Each token has the input and the output of one layer. The largest matrix product of inputs
+    (Hessian) exists twice. The process that waits for the result adds its packages.
+    """
+    states = 2 * tokens * shape.hidden + 2 * shape.intermediate**2
+    return round((shape.parameters + states) * FLOAT32_BYTES) + 2 * PROCESS_BYTES
+
+
+def estimate_calibration_flops(shape: ModelShape, *, tokens: float, length: float) -> float:
+    """Return the operations of a calibration: two forward passes, and about one more for the Hessians and GPTQ."""
+    return 3 * tokens * estimate_forward_flops(shape, length)
+
+
 def estimate_checkpoint_bytes(shape: ModelShape, *, full: bool) -> int:
     """Return the size of a checkpoint: trainable parameters in float32 and Adam's two moments of each.
 
@@ -287,12 +303,16 @@ def estimate_repository_bytes(shape: ModelShape, *, gpu: bool, quantization: str
     """Return the size of the weights in a Triton model repository; bfloat16 for a GPU.
 
     int8: one byte for each weight, those of the output layer included, and two for each of the input embedding.
-    fp8: one byte for each weight, without the input embedding and the output layer, which are counted separately even if
-    they share their weights.
+    Formats of compressed-tensors: their bits per weight, without the input embedding and the output layer, which are
+    counted separately even if they share their weights. Calibrated formats have no weights in float32.
     """
     full = BFLOAT16_BYTES if gpu else FLOAT32_BYTES
-    if quantization == "fp8":
-        return shape.parameters + (full - 1) * (shape.embedding + shape.vocabulary * shape.hidden)
+    entry = find_quantization(quantization)
+    if entry and entry.preset:
+        full = BFLOAT16_BYTES if entry.is_calibrated else full
+        tables = shape.embedding + shape.vocabulary * shape.hidden
+        scales = BFLOAT16_BYTES / min(entry.group_sizes) if entry.group_sizes else 0
+        return round((shape.parameters - tables) * (entry.weight_bits / 8 + scales)) + full * tables
     if quantization == "int8":
         table = shape.vocabulary * shape.hidden  # of the input embedding and of the output layer
         return shape.parameters - shape.embedding + BFLOAT16_BYTES * table

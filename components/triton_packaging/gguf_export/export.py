@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
+from components.common.models.encoded_rows import EncodedItem
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime import filesystem
 from components.common.runtime.errors import OutputOccupiedError
@@ -19,7 +20,7 @@ from components.triton_packaging import quantization, weight_files
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.gguf_export import architectures, gguf_file, vocabulary
 from components.triton_packaging.gguf_export.gguf_file import GgufType
-from components.triton_packaging.quantization import EncodedItem, QuantizationResult
+from components.triton_packaging.quantization import QuantizationResult
 from components.triton_packaging.stage import build_lineage
 
 if TYPE_CHECKING:

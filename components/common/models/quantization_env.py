@@ -1,0 +1,107 @@
+"""The quantization environment: the virtual environment in which llm-compressor calibrates quantized weights.
+
+llm-compressor requires an older transformers than tuneline. The environment contains llm-compressor with the versions it
+requires, and a .pth file that adds all other packages of tuneline's environment, such as torch.
+"""
+
+# `python -m components.common.models.quantization_env` creates the environment, in `<sys.prefix>/quantization` or in the
+# folder in TUNELINE_QUANTIZATION_ENV. Stages do not install it.
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from components.common.runtime.errors import ConfigurationError, EngineMissingError, TunelineError
+
+REQUIREMENTS = ("llmcompressor==0.14.0.1", "transformers==5.17.0", "compressed-tensors==0.19.0")
+CREATE_COMMAND = "python -m components.common.models.quantization_env"
+CHECK_SCRIPT = "from llmcompressor import oneshot"
+
+
+def get_environment_folder() -> Path:
+    """Return the folder of the quantization environment on this machine; it may not exist."""
+    return Path(os.environ.get("TUNELINE_QUANTIZATION_ENV") or Path(sys.prefix) / "quantization").absolute()
+
+
+def get_python() -> Path:
+    """Return the environment's interpreter; it may not exist."""
+    return get_environment_folder() / "bin" / "python3"
+
+
+def missing_reason() -> str | None:
+    """Return the reason why the quantization environment cannot be used, or None. Checks only whether files exist."""
+    if not get_python().exists():
+        return f"the quantization environment in {get_environment_folder()} does not exist"
+    for requirement in REQUIREMENTS:
+        name, version = requirement.split("==")
+        if not (_get_site_packages() / f"{name.replace('-', '_')}-{version}.dist-info").exists():
+            return f"the quantization environment in {get_environment_folder()} lacks {name} {version}"
+    return None
+
+
+def check_environment(key: str, quantization: str) -> None:
+    """Check that the environment exists.
+
+    Args:
+        key: The configuration key of the format, for the error message.
+
+    Raises:
+        ConfigurationError: the environment does not exist or has other versions.
+    """
+    if reason := missing_reason():
+        raise ConfigurationError(
+            f"{key} is {quantization}, which requires llm-compressor, but {reason}",
+            hint=f"Run `{CREATE_COMMAND}`, or set triton_packaging.quantization to fp8 or int8-w8a8.",
+        )
+
+
+def create_environment() -> Path:
+    """Create or repair the quantization environment and return its folder; a complete environment is not changed.
+
+    Raises:
+        EngineMissingError: torch is not installed.
+        TunelineError: pip fails, or llm-compressor cannot be imported.
+    """
+    if missing_reason() is None:
+        return get_environment_folder()
+    packages = Path(sysconfig.get_path("purelib"))
+    if not (packages / "torch").exists():
+        raise EngineMissingError("torch is not installed", hint="Install tuneline's models extra.")
+    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(get_environment_folder())])
+    # The environment's own packages precede those of tuneline's environment.
+    (_get_site_packages() / "tuneline_environment.pth").write_text(f"{packages}\n", encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--python", str(get_python()), "--disable-pip-version-check"]
+    _run([*pip, "install", "--quiet", *REQUIREMENTS])
+    _run([str(get_python()), "-I", "-c", CHECK_SCRIPT])
+    return get_environment_folder()
+
+
+def _get_site_packages() -> Path:
+    return get_environment_folder() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
+        raise TunelineError(
+            f"python {' '.join(command[1:4])} failed: {last}",
+            hint="Check that pip can reach its package index.",
+        )
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog=CREATE_COMMAND,
+        description=f"Create or repair the quantization environment in {get_environment_folder()} (about 150 MB). "
+        "TUNELINE_QUANTIZATION_ENV sets another folder.",
+    ).parse_args()
+    try:
+        print(f"quantization environment: {create_environment()}")
+    except TunelineError as error:
+        sys.exit(f"{error.message}\n{error.hint}")
