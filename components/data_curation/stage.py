@@ -228,7 +228,7 @@ def preview_curation(
 ) -> Iterator[CurationResult]:
     """Curate in a temporary folder without the Daft engine.
 
-    Near-duplicates and semantic duplicates are not detected: the number of kept rows is an upper bound. The arguments are those of `curate`.
+    Near-duplicates whose words differ, and semantic duplicates, are not detected: the number of kept rows is an upper bound. The arguments are those of `curate`.
 
     Yields:
         The rows with their splits and rejections. The temporary folder is deleted when the context ends.

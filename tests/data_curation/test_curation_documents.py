@@ -184,6 +184,8 @@ def test_wrapped_prose_is_read_by_section_and_other_text_by_line(read_file) -> N
     short = "Pumps\n\nThe pump must be vented before it is started, because trapped\nair damages the seal.\n\n"
     short += "A dry run voids the warranty of the whole installation, even if\nthe pump starts again.\n"
     assert [text.count("\n\n") for text in get_texts(read_file("short.txt", short))] == [2]
+    manual = "NAME\n       pump - move water\n\nOPTIONS\n       -v     be verbose\n\n       -q     print nothing but\n              errors\n"
+    assert [text.count("\n\n") for text in get_texts(read_file("manual.txt", manual))] == [2]
     titles = "What is a pump\nA pump moves water.\n\nWhat is a valve\nA valve stops water.\n"
     assert not is_hard_wrapped(titles)
     records = [f"A record of number {n} that is long enough to be wrapped" for n in range(30)]

@@ -41,6 +41,7 @@ MIN_WRAPPED_LINES = 6  # fewer wrapped lines do not decide
 MIN_CONTINUED_LINES = 2  # wrapped lines whose sentence continues in lower case decide, even in a short text
 MIN_WRAPPED_WIDTH, MAX_WRAPPED_WIDTH = 40, 120  # characters of a wrapped line
 MIN_WRAPPED_SHARE = 0.8  # of the lines that are not the last of their paragraph
+MIN_INDENTED_SHARE = 0.5  # of the lines of an indented text, such as a manual page
 MAX_SENTENCE_END_SHARE = 0.5  # a file with one sentence per line ends nearly all lines with a sentence
 SENTENCE_END = re.compile(r"""[.!?…:;。！？]["'”’)\]]*$""")
 
@@ -167,8 +168,15 @@ def _to_json_object(values: dict[Any, Any]) -> JsonObject:
 
 
 def is_hard_wrapped(sample: str) -> bool:
-    """Return whether the beginning of a plain text is prose with paragraphs of several wrapped lines."""
+    """Return whether the beginning of a plain text is prose with paragraphs of several wrapped lines, or is indented.
+
+    Manual pages and similar texts are indented below their headings; their paragraphs are too short to show a width.
+    """
     paragraphs = [block.strip("\n").split("\n") for block in re.split(r"\n[ \t]*\n", sample.replace("\r\n", "\n"))]
+    filled = [line for lines in paragraphs for line in lines if line.strip()]
+    indented = sum(line[0] in " \t" for line in filled)
+    if len(filled) > len(paragraphs) > 1 and indented >= MIN_INDENTED_SHARE * len(filled):
+        return True
     pairs = [(line.strip(), after.strip()) for lines in paragraphs for line, after in itertools.pairwise(lines)]
     wrapped = [line for line, _ in pairs]
     continued = sum(after[:1].islower() for _, after in pairs)
