@@ -1,7 +1,6 @@
 """Run the flywheel: a model is served, its users' questions drift, and their corrections train the next version.
 
-    python -m examples.flywheel [--folder DIR] [--port N] [--set KEY=VALUE]... [--set-next KEY=VALUE]... [--answer-tokens N]
-        [--json]
+    python -m examples.flywheel [--folder DIR] [--port N] [--json]
 
 An interrupted run resumes with the step that was not finished.
 """
@@ -13,7 +12,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,23 +25,8 @@ from pipelines.gateway.addresses import listen
 STORY_FILENAME, PAGE_FILENAME = "flywheel.json", "flywheel.html"
 
 
-def run(
-    folder: Path,
-    port: int,
-    *,
-    settings: Sequence[str] = (),
-    next_settings: Sequence[str] = (),
-    answer_tokens: int = 16,
-) -> Json:
-    """Run the unfinished steps, write the page, and return the summary.
-
-    Args:
-        folder: folder of the example.
-        port: port of the gateway.
-        settings: values of the customization as KEY=VALUE, for both versions.
-        next_settings: values for the next version only, which override `settings`.
-        answer_tokens: maximum number of tokens of a served answer.
-    """
+def run(folder: Path, port: int) -> Json:
+    """Run the unfinished steps, write the page, and return the summary."""
     story_path = folder / STORY_FILENAME
     if folder.exists() and not story_path.exists() and any(folder.iterdir()):
         raise OutputOccupiedError(
@@ -54,8 +37,7 @@ def run(
         artifact_folder.write_atomically(story_path, '{"steps": {}}\n')
     with job_folders.folder_lock(folder):
         story: Json = json.loads(story_path.read_text(encoding="utf-8"))
-        results = {name: each["result"] for name, each in story["steps"].items()}
-        flywheel = Flywheel(folder, port, results, answer_tokens, settings, next_settings)
+        flywheel = Flywheel(folder, port, {name: each["result"] for name, each in story["steps"].items()})
         if len(story["steps"]) < len(STEPS):
             listen("127.0.0.1", port).close()  # fails now and not after the training if the port is taken
         for number, step in enumerate(STEPS, 1):
@@ -81,30 +63,11 @@ def main() -> None:
         help="Folder of the example. Default: .tuneline/flywheel.",
     )
     parser.add_argument("--port", type=int, default=8017, help="Port of the gateway on 127.0.0.1. Default: 8017.")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="Value of customization.yaml for both versions, such as fine_tuning.base_model=DIR. Repeatable.",
-    )
-    parser.add_argument(
-        "--set-next", action="append", default=[], metavar="KEY=VALUE", help="Value for the next version. Repeatable."
-    )
-    parser.add_argument(
-        "--answer-tokens", type=int, default=16, help="Maximum number of tokens of a served answer. Default: 16."
-    )
     parser.add_argument("--json", action="store_true", help="Print the summary as one JSON object.")
     arguments = parser.parse_args()
     os.umask(0o027)  # captured questions are not readable by other users
     try:
-        summary = run(
-            arguments.folder.absolute(),
-            arguments.port,
-            settings=arguments.set,
-            next_settings=arguments.set_next,
-            answer_tokens=arguments.answer_tokens,
-        )
+        summary = run(arguments.folder.absolute(), arguments.port)
     except (TunelineError, KeyboardInterrupt) as ended:
         hint = "Run the same command again."
         error = ended if isinstance(ended, TunelineError) else InterruptedRunError("interrupted", hint=hint)

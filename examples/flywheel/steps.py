@@ -32,8 +32,8 @@ Json = dict[str, Any]
 MODEL_NAME = "python-helper"
 TRAINING_QUESTIONS = 280  # of the first version; the simulated users ask others
 QUESTIONS_PER_DAY = 50  # the smallest window of the drift check
-LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, SHADOW_DAY, LAST_DAY = 4, 5, 7, 9, 10, 11
-CLIENTS, SHADOW_CLIENTS, TIMEOUT_SECONDS = 16, 4, 300
+LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, SHADOW_DAY, LAST_DAY = 4, 5, 7, 9, 10, 12
+CLIENTS, SHADOW_CLIENTS, ANSWER_TOKENS, TIMEOUT_SECONDS = 16, 4, 16, 300
 HELD_BACK = 0.2
 # The hash of a simulated user decides whether the user is held back. In service, the key is random and secret.
 SUBJECT_KEY = "0" * 64
@@ -49,20 +49,11 @@ SHOWN_ANSWERS = 3
 
 @dataclass(frozen=True)
 class Flywheel:
-    """The folder of the example, the port of the gateway, and the results of the finished steps.
-
-    Attributes:
-        answer_tokens: maximum number of tokens of a served answer.
-        settings: values of the customization as KEY=VALUE, for both versions.
-        next_settings: values for the next version only, which override `settings`.
-    """
+    """The folder of the example, the port of the gateway, and the results of the finished steps."""
 
     folder: Path
     port: int
     results: dict[str, Json]
-    answer_tokens: int = 16
-    settings: Sequence[str] = ()
-    next_settings: Sequence[str] = ()
 
     def get_day(self, number: int) -> date:
         """Return the date of a simulated day, counted from 1."""
@@ -90,11 +81,6 @@ def plan_visits(flywheel: Flywheel, first: int, last: int) -> list[Visit]:
         visit = Visit(next(remaining[is_new]), f"user-{number % 400}", start + timedelta(minutes=10 * position))
         visits += [visit] if first <= day <= last else []
     return visits
-
-
-def build_options(settings: Sequence[str]) -> list[str]:
-    """Return the options of `tuneline run` and `tuneline retrain` that set these values."""
-    return [part for setting in settings for part in ("--set", setting)]
 
 
 def start_command(flywheel: Flywheel, *arguments: object) -> subprocess.Popen[str]:
@@ -146,12 +132,12 @@ def request(url: str, body: Mapping[str, object] | None = None) -> str:
         raise TunelineError(f"{url}: {error}", hint="See gateway.log in work/serving.") from None
 
 
-def ask(server: Json, visits: Sequence[Visit], clients: int, answer_tokens: int) -> list[str]:
+def ask(server: Json, visits: Sequence[Visit], clients: int) -> list[str]:
     """Let simulated users ask the served model, and return the ids of the answers."""
 
     def send(visit: Visit) -> str:
         messages = [{"role": "user", "content": visit.question.text}]
-        body = {"model": server["model"], "messages": messages, "user": visit.user, "max_tokens": answer_tokens}
+        body = {"model": server["model"], "messages": messages, "user": visit.user, "max_tokens": ANSWER_TOKENS}
         return str(json.loads(request(f"{server['openai_url']}/chat/completions", body))["id"])
 
     with ThreadPoolExecutor(clients) as pool:
@@ -171,23 +157,14 @@ def correct(server: Json, ids: Sequence[str], visits: Sequence[Visit]) -> int:
     return len(corrected)
 
 
-def serve_days(flywheel: Flywheel, first: int, last: int, *, with_feedback: bool = False) -> Json:
-    """Let the users of these days ask the champion.
-
-    Args:
-        with_feedback: whether editors correct the answers about the new topic.
-
-    Returns:
-        Version of the champion, number and ids of the answers, and number and file of the corrections.
-    """
+def serve_days(flywheel: Flywheel, first: int, last: int) -> Json:
+    """Let the users of these days ask the champion, and return its version and the ids of the answers."""
     visits = plan_visits(flywheel, first, last)
     shutil.rmtree(flywheel.folder / "captured", ignore_errors=True)  # of an interrupted attempt
     with deployed_champion(flywheel) as server:
-        ids = ask(server, visits, CLIENTS, flywheel.answer_tokens)
-        corrections = correct(server, ids, visits) if with_feedback else 0
+        ids = ask(server, visits, CLIENTS)
     rows = move_to_days(flywheel.folder, {key: visit.time for key, visit in zip(ids, visits, strict=True)})
-    feedback = {"corrections": corrections, "file": str(Path(server["folder"]) / "feedback.jsonl")}
-    return {"version": server["version"], "answers": len(ids), "captured": rows, "ids": ids, **feedback}
+    return {"version": server["version"], "answers": len(ids), "captured": rows, "ids": ids}
 
 
 def wait_for(condition: Callable[[], bool], missing: str) -> None:
@@ -231,23 +208,20 @@ def prepare(flywheel: Flywheel) -> Json:
         shutil.copy(Path(__file__).with_name(name), folder)
     settings = (folder / "capture.yaml").read_text(encoding="utf-8")
     (folder / "gateway-capture.yaml").write_text(settings.replace("folder: traffic", "folder: captured"))
-    first_day = str(datetime.now(UTC).date() - timedelta(days=LAST_FEEDBACK_DAY - 1))
-    return {"rows": len(rows), "first_day": first_day, "answer_tokens": flywheel.answer_tokens}
+    return {"rows": len(rows), "first_day": str(datetime.now(UTC).date() - timedelta(days=LAST_FEEDBACK_DAY - 1))}
 
 
 def train(flywheel: Flywheel) -> Json:
     """Train, evaluate, package, register and promote the first version."""
-    result = run_command(
-        flywheel, "run", "-c", "customization.yaml", *build_options(flywheel.settings), "--workdir", "work"
-    )
+    result = run_command(flywheel, "run", "-c", "customization.yaml", "--workdir", "work")
     if "champion" not in result["mlflow"]["aliases"]:
         raise TunelineError(f"the first version was not promoted: {result['verdict']}", hint=f"See {result['report']}.")
     return result
 
 
 def serve_first_version(flywheel: Flywheel) -> Json:
-    """Serve the first version. The questions drift from day 6 on; editors correct the answers about the new topic."""
-    return serve_days(flywheel, 1, LAST_FEEDBACK_DAY, with_feedback=True)
+    """Serve the first version; the questions drift from day 6 on."""
+    return serve_days(flywheel, 1, LAST_FEEDBACK_DAY)
 
 
 def find_drift(flywheel: Flywheel) -> Json:
@@ -266,12 +240,20 @@ def check_drift(flywheel: Flywheel, name: str, days: str) -> Json:
     return result
 
 
+def give_feedback(flywheel: Flywheel) -> Json:
+    """Post the editors' corrections of the answers about the new topic."""
+    ids, visits = flywheel.results["serve_first_version"]["ids"], plan_visits(flywheel, 1, LAST_FEEDBACK_DAY)
+    with deployed_champion(flywheel) as server:
+        count = correct(server, ids, visits)
+    return {"corrections": count, "file": str(Path(server["folder"]) / "feedback.jsonl")}
+
+
 def continue_retraining(flywheel: Flywheel) -> Json:
     """Run `tuneline retrain`, which continues an unfinished retraining, and return the recorded state."""
-    feedback = flywheel.results["serve_first_version"]["file"]
+    feedback = flywheel.results["give_feedback"]["file"]
     options = ["--capture", "capture.yaml", "--feedback", feedback, "--drift", "drift.json", "--held-back", HELD_BACK]
-    own = [f"fine_tuning.mixing_weights={MIXING_WEIGHTS}", f"fine_tuning.learning_rate={LEARNING_RATE}"]
-    options += ["--shadow-days", 7, *build_options([*own, *flywheel.settings, *flywheel.next_settings])]
+    options += ["--shadow-days", 7, "--set", f"fine_tuning.mixing_weights={MIXING_WEIGHTS}"]
+    options += ["--set", f"fine_tuning.learning_rate={LEARNING_RATE}"]
     run_command(flywheel, "retrain", "-c", "customization.yaml", *options, "--workdir", "work")
     # Not the command's result: it has none if this step was interrupted after the decision.
     state = (flywheel.folder / "retraining" / "retraining.json").read_text(encoding="utf-8")
@@ -301,7 +283,7 @@ def serve_shadow(flywheel: Flywheel) -> Json:
     with deployed_champion(flywheel, *options) as server:
         url = server["openai_url"]
         wait_for(lambda: "tuneline-candidate" in request(f"{url}/models"), "the candidate was not loaded")
-        ids = ask(server, visits, SHADOW_CLIENTS, flywheel.answer_tokens)
+        ids = ask(server, visits, SHADOW_CLIENTS)
         correct(server, ids, visits)
         metrics = url.removesuffix("/v1") + "/metrics"
         pattern = re.compile(r"^tuneline_gateway_shadow_answers_total\{.*\} (\S+)$", re.MULTILINE)
@@ -343,7 +325,7 @@ def read_shown_answers(flywheel: Flywheel) -> list[Json]:
 
 
 def serve_next_version(flywheel: Flywheel) -> Json:
-    """Serve the promoted version on the following day."""
+    """Serve the promoted version on the following days."""
     return serve_days(flywheel, SHADOW_DAY + 1, LAST_DAY)
 
 
@@ -354,5 +336,6 @@ def check_again(flywheel: Flywheel) -> Json:
 
 
 STEPS = (
-    prepare, train, serve_first_version, find_drift, retrain, serve_shadow, promote, serve_next_version, check_again,
+    prepare, train, serve_first_version, find_drift, give_feedback, retrain, serve_shadow, promote, serve_next_version,
+    check_again,
 )  # fmt: skip
