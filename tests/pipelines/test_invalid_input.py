@@ -1131,7 +1131,13 @@ REPRODUCTION_ERRORS = {  # the tests are in test_reproduction.py
     "the data repository … has no published revision … of …": ("data_versioning", 1),
     "process … on … has locked …/reproduce/…": ("busy", 1),
 }
-EXPORT_ERRORS = {  # the tests are in test_lineage.py
+EXPORT_ERRORS = {  # the tests are in test_lineage.py and tests/triton_packaging/test_gguf_export.py
+    "the model of … version … was not found": ("lineage", 1),
+    "the model is a … model; GGUF export supports …": ("configuration", 2),
+    "GGUF export does not support the … model: …": ("configuration", 2),
+    "GGUF export does not support the tokenizer: …. Supported: …": ("configuration", 2),
+    "the export compares the GGUF file with the model, but …": ("configuration", 2),
+    "--type requires --format gguf": ("usage", 2),
     "… version … is not exported because its lineage is damaged: …": ("lineage", 1),
     "the dataset of … version … was not found": ("lineage", 1),
     "… is an artifact; the format … requires a registered version": ("usage", 2),
