@@ -252,15 +252,29 @@ def estimate_memory_parts(
         parts["total"] -= parts["logits"]
         parts["logits"] = 0
     if objective.generates:
-        # All answers of a step are generated at once. Their keys and values are freed before the activations are stored.
-        prompts = max(rows, (config.batch_size or objective.batch_rows) // config.processes)
-        cache = estimate_cache_bytes(shape, value_bytes=BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
-        page = config.rollout_engine.page_tokens
-        cached = length if page == 1 else (-(-length // page) + 1) * page
-        generated = prompts * config.answers_per_prompt * cached * cache
-        generation = max(0, round(generated) - parts["activations"] - parts["logits"])
+        # The cache is freed before the activations are stored.
+        generated = _estimate_generation_bytes(config, shape, rows=rows, length=length, gpu=gpu)
+        generation = max(0, generated - parts["activations"] - parts["logits"])
         parts |= {"generation": generation, "total": parts.pop("total") + generation}
     return parts
+
+
+def _estimate_generation_bytes(
+    config: FineTuningConfig, shape: ModelShape, *, rows: int, length: int, gpu: bool
+) -> int:
+    """Return the bytes of the keys and values of all answers of a step, which are generated at once, and of their mask."""
+    engine, page = config.rollout_engine, config.rollout_engine.page_tokens
+    answers = max(rows, (config.batch_size or config.objective_spec.batch_rows) // config.processes)
+    answers *= config.answers_per_prompt
+    # An engine outside of autocast computes in the precision of the weights.
+    is_bfloat16 = gpu and not (engine.answer and config.adaptation_spec.trains_all_weights)
+    value_bytes = BFLOAT16_BYTES if is_bfloat16 else FLOAT32_BYTES
+    tokens = answers * (length if page == 1 else (-(-length // page) + 1) * page)
+    cache = round(tokens * estimate_cache_bytes(shape, value_bytes=value_bytes))
+    if not engine.prefill_tokens or config.attention == "flash_attention_2":
+        return cache
+    batch = max(engine.prefill_tokens, answers)
+    return cache + batch * (tokens + batch) * value_bytes
 
 
 def _choose_attention(

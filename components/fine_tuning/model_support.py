@@ -136,7 +136,12 @@ def _explain_unpaged_layers(model_class: type[PreTrainedModel], model_config: Pr
     """Return the reason why a paged cache cannot hold the state of every layer; empty if it can."""
     if model_class._is_stateful:
         return "its state-space or linear attention layers have no keys and values"
-    types = getattr(model_config.get_text_config(decoder=True), "layer_types", None) or ()
+    if not model_class._supports_attention_backend:
+        return "its attention ignores a paged cache"
+    text = model_config.get_text_config(decoder=True)
+    if getattr(text, "kv_lora_rank", None):
+        return "its keys and values differ in size"
+    types = getattr(text, "layer_types", None) or ()
     unsupported = sorted({*types} - PAGED_LAYER_TYPES)
     return f"its cache does not support layers of type {', '.join(unsupported)}" if unsupported else ""
 

@@ -28,12 +28,14 @@ class RolloutEngine:
         answer: Returns the tokens of one answer to each tokenized prompt, with the end token. Its arguments are the model,
             the prompts and transformers' GenerationConfig. None: TRL calls transformers' `generate`.
         page_tokens: Tokens to which the engine's cache rounds up an answer. 1: no pages.
+        prefill_tokens: Tokens of prompts that one pass reads, with a dense attention mask over the cache. 0: no such mask.
         cpu_time_factor: Time on a CPU relative to `generate`, measured.
     """
 
     summary: str
     answer: AnswerFunction | None = None
     page_tokens: int = 1
+    prefill_tokens: int = 0
     cpu_time_factor: float = 1.0
 
 
@@ -88,10 +90,11 @@ def answer_by_continuous_batching(model: Any, prompts: Sequence[list[int]], gene
 ROLLOUT_ENGINES: dict[RolloutEngineName, RolloutEngine] = {
     "generate": RolloutEngine("transformers' `generate`, which waits for the longest answer of a batch"),
     "continuous_batching": RolloutEngine(
-        "transformers' continuous batching, which removes an answer from the batch as soon as it ends; meant for NVIDIA "
-        "GPUs, where it has not been tested, and slower on a CPU",
+        "transformers' continuous batching, which removes an answer from the batch as soon as it ends; tested on a CPU "
+        "only, where it is slower",
         answer_by_continuous_batching,
         PAGE_TOKENS,
+        PREFILL_TOKENS,
         2.0,
     ),
 }

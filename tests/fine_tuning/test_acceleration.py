@@ -38,6 +38,7 @@ from components.fine_tuning.config import (
     RopeScalingConfig,
 )
 from components.fine_tuning.objectives import OBJECTIVES
+from components.fine_tuning.rollout_engines import RolloutEngineName
 from tests.fine_tuning.recipes import complete_recipe as recipe
 
 LARGE_MODEL = ModelShape(
@@ -637,11 +638,17 @@ def test_optimizer_that_needs_a_gpu_is_checked_before_any_stage(optimizer: str, 
         acceleration.check_machine(config)
 
 
-def test_memory_of_continuous_batching_is_counted_in_pages() -> None:
-    sizes = []
-    for engine in ("generate", "continuous_batching"):
+def test_memory_of_continuous_batching_has_pages_a_mask_and_the_precision_of_the_weights() -> None:
+    def estimate(engine: RolloutEngineName, **settings: Any) -> int:
         grpo = GrpoConfig(rewards=[RewardConfig(kind="f1")], rollouts=RolloutsConfig(engine=engine))
-        config = recipe(objective="grpo", grpo=grpo, batch_size=64, micro_batch_size=1)
+        config = recipe(objective="grpo", grpo=grpo, batch_size=64, micro_batch_size=1, **settings)
         parts = acceleration.estimate_memory_parts(config, LARGE_MODEL, rows=1, length=100, gpu=True)
-        sizes.append(parts["generation"] + parts["activations"] + parts["logits"])
-    assert sizes[1] / sizes[0] == pytest.approx(13 * 32 / 356, rel=1e-6)  # 100 + 256 tokens: 12 pages and a spare one
+        return parts["generation"] + parts["activations"] + parts["logits"]
+
+    whole, flash = estimate("generate"), {"attention": "flash_attention_2"}
+    paged = estimate("continuous_batching", **flash)
+    assert paged / whole == pytest.approx(13 * 32 / 356, rel=1e-6)  # 100 + 256 tokens: 12 pages and a spare one
+    answers = 64 * GrpoConfig().answers_per_prompt
+    assert estimate("continuous_batching") - paged == answers * (answers * 13 * 32 + answers) * 2
+    assert estimate("continuous_batching", adaptation="full", **flash) == 2 * paged
+    assert estimate("generate", adaptation="full") == whole

@@ -41,6 +41,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "objective": "grpo",
         "grpo": {**REQUIRED_SETTINGS["grpo"]["grpo"], "rollouts": {"engine": "continuous_batching"}},
     },
+    "rloo, continuous batching": {
+        "objective": "rloo",
+        "grpo": {**REQUIRED_SETTINGS["rloo"]["grpo"], "rollouts": {"engine": "continuous_batching"}},
+    },
     "rloo": {"objective": "rloo", **REQUIRED_SETTINGS["rloo"]},
     "reward": {"objective": "reward"},
     "distill": {"objective": "distill", **REQUIRED_SETTINGS["distill"]},

@@ -479,3 +479,11 @@ def test_rloo_differs_from_grpo_and_resumes_bit_identically(
     interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed", objective="rloo"))
     resumed, _ = tune(dataset, tiny, tmp_path / "resumed", objective="rloo")
     assert (resumed.sha256, resumed.manifest.summary["resumed_from"]) == (expected.sha256, 4)
+
+
+def test_rloo_trains_and_validates_with_continuous_batching(dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
+    settings = {**REQUIRED_SETTINGS["rloo"]["grpo"], "rollouts": {"engine": "continuous_batching"}}
+    model, _ = tune(dataset, tiny, tmp_path, objective="rloo", grpo=settings, max_steps=1, checkpoint_every=1)
+    log = [json.loads(line) for line in (model.path / "training.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log if "validation_loss" in line] == [0, 1]
+    assert all(0 < line["answer_tokens"] <= 16 for line in log if "train_loss" in line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from components.common.runtime.errors import ConfigurationError, TrainingError
 from components.fine_tuning import model_support
 from components.fine_tuning.rollout_engines import answer_by_continuous_batching
 from tests.fine_tuning.recipes import REQUIRED_SETTINGS, recipe
+from tests.model_families import FAMILIES, Family, build_configuration
 from tests.tiny import tiny_model
 
 BATCHED = {
@@ -78,6 +78,19 @@ def test_model_without_keys_and_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="continuous_batching cannot generate with MambaForCausalLM") as error:
         model_support.check_model(config, MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=64))
     assert error.value.hint == "Set fine_tuning.grpo.rollouts.engine to generate."
-    chunked = SimpleNamespace(get_text_config=lambda **_: SimpleNamespace(layer_types=["chunked_attention"]))
-    attending: Any = SimpleNamespace(_is_stateful=False)
-    assert "chunked_attention" in model_support._explain_unpaged_layers(attending, chunked)  # type: ignore[arg-type]
+
+
+UNPAGED_FAMILIES = {"Falcon", "Bloom", "DeepSeek V2", "DeepSeek V3 and R1", "Llama 4 (text)", "StableLM"}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_each_family_is_refused_or_has_the_answers_of_generate(family: Family) -> None:
+    config = build_configuration(family)
+    model_class = model_support.find_class(config)
+    is_refused = bool(model_support._explain_unpaged_layers(model_class, config))
+    assert is_refused == (model_class._is_stateful or family.name in UNPAGED_FAMILIES)
+    if not is_refused:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        expected = [generate(model, prompt, -1) for prompt in PROMPTS]
+        assert answer_by_continuous_batching(model, PROMPTS, build_generation(-1, do_sample=False)) == expected
