@@ -188,7 +188,9 @@ def _add_prompt(
 ) -> None:
     """Add the conversation of a row up to its last user turn. The answer of the row is not filtered, as it is replaced."""
     text_normalization.normalize_row(row)
-    contamination = index.find_contamination(_extract_prompt(row)[1]) if index else None
+    messages, text = _extract_prompt(row)
+    contamination = index.find_contamination(text) if index else None
+    row.content = {"messages": list(messages), "tools": row.content.get("tools")}
     _, private = redaction.redact_row(row, curation.personal_data)  # evaluation items are not redacted
     messages, text = _extract_prompt(row)
     location = {"row_id": row.own_id, "row_meta": row.meta}

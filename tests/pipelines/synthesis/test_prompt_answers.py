@@ -153,6 +153,15 @@ def test_contaminated_prompts_are_not_paid_for(folder: Path) -> None:
     assert {"evaluation_set", "raw", "template", "teacher_endpoint"} == {one["kind"] for one in inputs}
 
 
+def test_personal_data_in_the_replaced_answer_rejects_no_prompt(folder: Path) -> None:
+    rows = [row | {"completion": "Ask max@example.com."} if "completion" in row else row for row in list_rows()]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serve_teacher(answer_prompt) as teacher:
+        result = synthesize(folder, teacher, "--set", "data_curation.personal_data.email=drop")
+    assert result["rejected_passages"] == {"exact_duplicate": 1, "personal_data": 2}
+    assert result["prompts"] == len(TOPICS) + 1
+
+
 def test_empty_truncated_and_badly_rated_answers_are_rejected_without_repair(folder: Path) -> None:
     def reply(body: dict[str, Any]) -> Reply:
         asked = body["messages"][-1]["content"]
