@@ -58,14 +58,15 @@ def estimate_times(survey: RunSurvey, stages: Sequence[str], remote: str) -> dic
     times = {"data_curation": StageTime(curation, reading)}
     is_packaged = not survey.recipe.objective_spec.scores_answers  # a reward model is not packaged
     if {"evaluation", "triton_packaging"} - survey.cached.keys():
-        speed = measure_speed(survey)
-        trainings = [_estimate_training(recipe, history, speed) for recipe in survey.recipes]
-        # the recipes of a sweep share this machine: concurrent or not, they take the same time together
-        times["fine_tuning"] = StageTime(
-            sum(seconds for seconds, _ in trainings), combine_bases([basis for _, basis in trainings])
-        )
+        speed = measure_speed(survey, is_remote=bool(remote))
         if remote:
             times["fine_tuning"] = StageTime(None, f"the launcher ({remote}) trains at an unknown speed")
+        else:
+            trainings = [_estimate_training(recipe, history, speed) for recipe in survey.recipes]
+            # the recipes of a sweep share this machine: concurrent or not, they take the same time together
+            times["fine_tuning"] = StageTime(
+                sum(seconds for seconds, _ in trainings), combine_bases([basis for _, basis in trainings])
+            )
         work = "the candidate and the base read every item of the tasks and write answers of maximum length"
         seconds = _estimate_evaluation(survey, speed)
         if tokens := count_calibration_tokens(survey):
@@ -98,7 +99,7 @@ def _list_history(survey: RunSurvey) -> list[Manifest]:
     return history
 
 
-def measure_speed(survey: RunSurvey) -> ModelSpeed:
+def measure_speed(survey: RunSurvey, *, is_remote: bool) -> ModelSpeed:
     """Measure the speed of the model on this machine with a micro-batch of the training."""
     recipe = survey.recipe
     length, rows = survey.tokens.mean_length + recipe.max_answer_tokens, recipe.micro_batch_size
@@ -106,14 +107,13 @@ def measure_speed(survey: RunSurvey) -> ModelSpeed:
         length, rows = length / 2, 2 * rows
     rows *= max(recipe.answers_per_prompt, 1)
     return machine_speed.measure_speed(
-        recipe, survey.outline.config, survey.shape, rows=rows, length=max(8, round(length))
+        recipe, survey.outline.config, survey.shape, rows=rows, length=max(8, round(length)), remote=is_remote
     )
 
 
 def _estimate_training(survey: RunSurvey, history: Sequence[Manifest], speed: ModelSpeed) -> tuple[float, str]:
     """Return seconds and their basis: the newest similar training on this machine, or passes of the models."""
     tuning, hardware = survey.recipe, model_loading.describe_arithmetic()
-    validations = _estimate_validation(survey, speed)
     recipe = tuning.model_dump()
     same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing", "grpo", "distillation")
     for manifest in history:
@@ -125,7 +125,8 @@ def _estimate_training(survey: RunSurvey, history: Sequence[Manifest], speed: Mo
         ):
             rate, digest = float(manifest.summary["tokens_per_second"]), manifest.content_sha256[:12]
             basis = f"{rate:.1f} tokens/s, as in the newest similar training run on this hardware, {digest}"
-            return survey.trained_tokens / rate + validations, basis
+            return survey.trained_tokens / rate, basis
+    validations = _estimate_validation(survey, speed)
     passes = _estimate_passes(survey, survey.trained_tokens, speed, training=True)
     if not tuning.objective_spec.generates:
         return passes + validations, _describe_speed("training and validation", speed)
@@ -228,8 +229,7 @@ def list_evaluation_tokens(survey: RunSurvey) -> list[tuple[TaskSettings, float,
         if workload and workload.items is not None:  # the task's own items; otherwise rows of the planned dataset
             counted.append((task, float(workload.input_tokens), float(workload.output_tokens)))
         else:
-            answers = task.estimate_tokens(items, 0.0)  # the part that does not depend on the rows' length
-            counted.append((task, task.estimate_tokens(items, mean_length) - answers, answers))
+            counted.append((task, *task.estimate_tokens(items, mean_length)))
     return counted
 
 

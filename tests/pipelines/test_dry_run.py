@@ -12,15 +12,18 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GPT2Config
 
 from components.common.artifacts import artifact_folder
 from components.common.launch.launcher_settings import LauncherSettings, to_environment
+from components.common.models import compute_devices, model_loading
 from components.common.models.model_loading import load_outline
 from components.common.models.model_shape import ModelShape
 from components.common.runtime import code_sandbox
@@ -37,7 +40,7 @@ from components.model_registry import policy_report
 from components.model_registry.policy_checks import PolicyInForce
 from components.model_registry.release_policy import Policy
 from pipelines.config.customization_config import Customization, load_customization
-from pipelines.planning import dry_run, machine_speed
+from pipelines.planning import dry_run, machine_speed, stage_times
 from pipelines.planning.dry_run import estimate_run, format_estimate
 from pipelines.planning.machine_speed import START_SECONDS
 from pipelines.planning.suite_cost import summarize_suite
@@ -197,6 +200,34 @@ def test_without_earlier_runs_times_come_from_passes_of_the_model(estimate: Esti
     proven = machine_speed.START_TRITON_SECONDS if result["stages"] and not get_unproven_reason(Customization()) else 0
     unproven = estimate("triton_packaging.prove=false")["seconds"]["triton_packaging"]
     assert seconds["triton_packaging"] >= unproven + 0.9 * proven
+
+
+def test_speed_of_an_earlier_training_includes_its_validations(
+    estimate: Estimate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer measures a step from the end of the previous one."""
+
+    def list_history(survey: Any) -> list[artifact_folder.Manifest]:
+        summary = {"arithmetic": model_loading.describe_arithmetic(), "tokens_per_second": 10.0}
+        return [
+            artifact_folder.Manifest(
+                schema="tuneline/model/v1",
+                content_sha256="0" * 64,
+                inputs=[],
+                files=[],
+                config=survey.recipe.model_dump(),
+                config_sha256="",
+                seed=0,
+                produced_by={},
+                summary=summary,
+            )
+        ]
+
+    monkeypatch.setattr(stage_times, "_list_history", list_history)
+    result = estimate("fine_tuning.validation_rows=8")
+    assert "10.0 tokens/s, as in the newest similar training" in result["basis"]["seconds.fine_tuning"]
+    work = result["seconds"]["fine_tuning"] - START_SECONDS["fine_tuning"]
+    assert work == pytest.approx(result["tokens"]["trained"] / 10, abs=0.1)
 
 
 @pytest.mark.long
@@ -364,12 +395,74 @@ def test_speed_of_a_large_model_is_that_of_its_first_layers(
 
 
 @pytest.mark.parametrize("name", ["Qwen3-Next", "Granite 4 (hybrid)", "Jamba", "Mamba"])
-def test_speed_of_a_model_without_a_key_value_cache_is_estimated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_of_a_model_without_a_key_value_cache_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build_configuration(next(family for family in FAMILIES if family.name == name))
-    recipe = Recipe.model_validate({**FineTuningConfig().model_dump(), **COMPLETED})
-    shape = ModelShape.from_configuration(config, count_parameters(config, recipe))
     monkeypatch.setattr(machine_speed, "_count_pass_layers", lambda _: 1)
-    assert machine_speed.measure_speed(recipe, config, shape, rows=2, length=16).forward > 0
+    speed = measure(config)
+    assert speed.basis.startswith("passes of 1 of 2 layers")
+    assert min(speed.forward, speed.token_seconds) > 0
+
+
+def measure(config: Any, *, length: int = 16, **settings: Any) -> machine_speed.ModelSpeed:
+    recipe = Recipe.model_validate({**FineTuningConfig.model_validate(settings).model_dump(), **COMPLETED})
+    shape = ModelShape.from_configuration(config, count_parameters(config, recipe))
+    return machine_speed.measure_speed(recipe, config, shape, rows=2, length=length)
+
+
+def build_family(name: str, **sizes: Any) -> Any:
+    family = next(family for family in FAMILIES if family.model_type == name)
+    return build_configuration(replace(family, sizes={**family.sizes, **sizes}))
+
+
+def test_speed_is_measured_up_to_the_context_of_the_model() -> None:
+    """The learned positions of GPT-2 end there."""
+    config = GPT2Config(n_positions=16, n_embd=32, n_layer=1, n_head=4, vocab_size=400)
+    speed = measure(config)
+    assert speed.basis.startswith("passes of the model")
+
+
+def test_speed_of_an_adapter_of_a_later_layer_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_speed, "_count_pass_layers", lambda _: 1)
+    adapter = {"target_modules": ["model.layers.1.self_attn.q_proj"]}
+    assert measure(build_family("llama"), lora=adapter).basis.startswith("half the rate")
+
+
+def test_speed_of_a_model_for_rewards_without_padding_is_measured() -> None:
+    config = build_family("llama")
+    config.pad_token_id = None
+    assert measure(config, objective="reward").basis.startswith("passes of the model")
+
+
+def test_speed_is_measured_in_float32_and_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def record(model: Any, ids: Any, sequences: int) -> float:
+        measured.append((model.dtype, tuple(ids.shape)))
+        return 0.001 * sequences
+
+    monkeypatch.setattr(machine_speed, "_time_decoding", record)
+    config = build_family("llama")
+    config.dtype = torch.bfloat16
+    measure(config)
+    tokens = machine_speed.MAX_PASS_TOKENS // 4
+    free = 4 * tokens * config.vocab_size * machine_speed.LOGIT_BYTES
+    monkeypatch.setattr(compute_devices, "get_free_memory_bytes", lambda _: free)
+    config.max_position_embeddings = 2 * machine_speed.MAX_PASS_TOKENS
+    measure(config, length=machine_speed.MAX_PASS_TOKENS)
+    assert measured[::2] == [(torch.float32, (1, 16)), (torch.float32, (1, tokens))]
+
+
+def test_speed_is_that_of_the_device_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert measure(build_family("llama"), device="cpu").basis.startswith("passes of the model")
+
+
+def test_estimated_token_reads_every_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_speed, "MAX_PASS_PARAMETERS", 0)
+    monkeypatch.setattr(machine_speed, "measure_copy_rate", lambda _: 100.0)
+    config = build_family("llama")
+    parameters = count_parameters(config, FineTuningConfig())["all"]
+    assert measure(config).token_seconds == pytest.approx(4 * parameters / 100, rel=0.01)
 
 
 def test_reward_model_is_not_packaged(fresh_project: Path, estimate: Estimate) -> None:

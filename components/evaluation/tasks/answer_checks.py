@@ -33,9 +33,9 @@ class AnswerChecks(TaskSettings):
         min_length=1, description=f"Names of tasks of the kinds {', '.join(CHECKED_KINDS)} whose answers are checked."
     )
 
-    def estimate_tokens(self, rows: int, mean_length: float) -> float:
+    def estimate_tokens(self, rows: int, mean_length: float) -> tuple[float, float]:
         """Return 0: no model is queried."""
-        return 0.0
+        return 0.0, 0.0
 
 
 class AnswerChecksTask(Task[AnswerChecks]):

@@ -45,14 +45,15 @@ class TaskSettings(BaseModel):
         """Return the paths of the local files that the task reads, by field."""
         return {field: str(value) for field, value in self if self.is_file_path(field, value)}
 
-    def estimate_tokens(self, rows: int, mean_length: float) -> float:
-        """Estimate the tokens that a model reads and generates.
+    def estimate_tokens(self, rows: int, mean_length: float) -> tuple[float, float]:
+        """Estimate the tokens that a model reads and those that it generates at most.
 
         Args:
             rows: Number of rows of the dataset.
             mean_length: Mean row length in tokens.
         """
-        return rows * getattr(self, "samples", 1) * (mean_length + getattr(self, "max_new_tokens", 0))
+        answers = rows * getattr(self, "samples", 1)
+        return answers * mean_length, answers * getattr(self, "max_new_tokens", 0)
 
     def list_referenced_files(self, field: str) -> list[Path]:
         """Return the files to which the file in `field` refers."""

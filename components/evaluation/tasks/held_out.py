@@ -47,9 +47,9 @@ class HeldOut(TaskSettings):
         "Default: evaluation.generation_tokens.",
     )
 
-    def estimate_tokens(self, rows: int, mean_length: float) -> float:
+    def estimate_tokens(self, rows: int, mean_length: float) -> tuple[float, float]:
         """Estimate the tokens of all rows and of the generated answers."""
-        return rows * mean_length + self.generations * self.generation_tokens
+        return rows * mean_length, self.generations * self.generation_tokens
 
 
 class HeldOutTask(Task[HeldOut]):

@@ -76,9 +76,9 @@ class Memorisation(TaskSettings):
         "ends before the data. Other rows fill the sample and count as not leaked. Personal data is masked in the stored texts.",
     )
 
-    def estimate_tokens(self, rows: int, mean_length: float) -> float:
+    def estimate_tokens(self, rows: int, mean_length: float) -> tuple[float, float]:
         """Estimate the tokens of the sampled rows and their continuations."""
-        return 2 * self.rows * self.tokens
+        return self.rows * self.tokens, self.rows * self.tokens
 
     @model_validator(mode="after")
     def _check_split(self) -> Memorisation:

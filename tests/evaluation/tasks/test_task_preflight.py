@@ -130,4 +130,9 @@ def test_samples_multiply_the_workload(tmp_path: Path) -> None:
     sampled = run_check(Generation(data=data, max_new_tokens=10, temperature=1, samples=4))
     assert (greedy.output_tokens, sampled.output_tokens) == (20, 80)
     assert sampled.input_tokens == 4 * greedy.input_tokens
-    assert sampled.settings.estimate_tokens(5, 20.0) == 4 * greedy.settings.estimate_tokens(5, 20.0)
+    assert greedy.settings.estimate_tokens(5, 20.0) == (100, 50)
+    assert sampled.settings.estimate_tokens(5, 20.0) == (400, 200)
+
+
+def test_memorisation_reads_a_prompt_and_writes_a_continuation_of_each_row() -> None:
+    assert Memorisation(rows=10, tokens=8).estimate_tokens(100, 20.0) == (80, 80)
