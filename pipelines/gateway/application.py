@@ -160,7 +160,7 @@ def create_application(gateway: Gateway) -> ASGIApp:
     )
 
     async def close_connections(scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Let clients reconnect, to another server, after each answer of a stopping one."""
+        """Send `Connection: close` while the gateway stops, so that clients reconnect to another server."""
 
         async def send_closing(message: Message) -> None:
             if gateway.is_stopping and message["type"] == "http.response.start":

@@ -28,7 +28,8 @@ class DrainingServer(uvicorn.Server):
     """A server that stops in two phases, instead of closing its port at once.
 
     During the shutdown delay, it is not ready but answers all requests, and closes the connection of each: load balancers and clients that
-    keep connections open move to other servers without a failed request. Then it drains: it refuses new requests with 503.
+    keep connections open move to other servers without a failed request. Then it drains: it closes idle connections, whose
+    clients did not see that it stops, and refuses new requests with 503.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class DrainingServer(uvicorn.Server):
     async def _drain(self) -> None:
         await asyncio.sleep(self._shutdown_delay_seconds)
         self._gateway.start_draining()
+        for connection in list(self.server_state.connections):  # idle ones now, others after their answer
+            connection.shutdown()
         deadline = self._loop.time() + self._drain_seconds
         while self.server_state.tasks and self._loop.time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
