@@ -2,14 +2,14 @@
 
     python -P -m benchmarks.estimates --workdir DIR --markdown docs/reference/benchmarks-estimates.md
 
-With one thread (TUNELINE_THREADS=1), the processor time of a run is its duration on an otherwise idle machine. Results in the working folder are reused.
+With one thread (TUNELINE_THREADS=1), the processor time of a run is its duration on an otherwise idle machine. Results in the working folder are reused;
+`--keys` without a key only writes the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +24,7 @@ from components.fine_tuning.config import FineTuningConfig
 EXAMPLE = machine.ROOT / "examples" / "rlhf"
 GOAL = 0.3
 GB = 10**9
+TIMEOUT_STATUS = 124  # of the command timeout
 MODEL_STAGES = ("fine_tuning", "evaluation", "triton_packaging")
 FRACTIONS = {"train": 0.7, "validation": 0.15, "test": 0.15}
 ROLLOUT = {"max_answer_tokens": 20, "answers_per_prompt": 6}
@@ -95,28 +96,46 @@ def _configure(
     }
 
 
-def measure_key(configuration: Mapping[str, Any], folder: Path, name: str) -> Json:
-    """Estimate and run a customization, and return both results and the cost of the run."""
+def measure_key(configuration: Mapping[str, Any], folder: Path, name: str, max_seconds: int) -> Json:
+    """Estimate and run a customization, and return the estimate, the cost of the run's stages and their circumstances.
+
+    A run that takes more than `max_seconds` is stopped; its finished stages count.
+    """
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(dict(configuration)), encoding="utf-8")
     command = [sys.executable, "-P", "-m", "pipelines.cli", "run", "-c", str(path), "--workdir", str(folder / "work")]
-    results = []
+    outputs, is_stopped = [], False
     for kind, options in (("estimate", ["--dry-run"]), ("run", list[str]())):
         output, log = (folder / f"{name}.{kind}.{suffix}" for suffix in ("json", "log"))
-        cost = measure.run([*command, "--json", *options], log, [], machine.ROOT, None, output)
-        if cost.returncode:
+        cost = measure.run(
+            ["timeout", str(max_seconds), *command, "--json", *options], log, [], machine.ROOT, None, output
+        )
+        is_stopped = cost.returncode == TIMEOUT_STATUS and kind == "run"
+        if cost.returncode and not is_stopped:
             raise SystemExit(f"the {kind} of {name} failed; see {log} and {output}")
-        results.append(json.loads(output.read_text(encoding="utf-8")))
-    estimate, run = results
-    model = json.loads(Path(run["artifacts"]["model"], "manifest.json").read_text(encoding="utf-8"))
-    newest = max((folder / "work" / "runs").iterdir())
+        outputs.append(output)
+    estimate = json.loads(outputs[0].read_text(encoding="utf-8"))
+    stages = read_stages(max((folder / "work" / "runs").iterdir()))
+    if not stages.keys() & {*MODEL_STAGES}:
+        raise SystemExit(f"the run of {name} was stopped before a measured stage finished; increase --max-seconds")
+    model, summary = find_newest_model(folder / "work" / "store")
     return {
         "estimate": {name: estimate[name] for name in ("seconds", "memory")},
-        "stages": read_stages(newest),
-        "peak_memory": model["summary"]["peak_memory"],
-        "model": run["artifacts"]["model"],
-        "load": round(os.getloadavg()[1], 1),
+        "stages": stages,
+        "peak_memory": summary["peak_memory"],
+        "model": str(model),
+        "is_stopped": is_stopped,
+        "circumstances": machine.circumstances("benchmarks.estimates"),
     }
+
+
+def find_newest_model(store: Path) -> tuple[Path, Json]:
+    """Return the folder and the summary of the model that was trained last; a stopped run reports none."""
+    for path in sorted(store.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        summary = json.loads(path.read_text(encoding="utf-8"))["summary"]
+        if "peak_memory" in summary:
+            return path.parent, summary
+    raise SystemExit(f"{store} contains no model")
 
 
 def read_stages(run: Path) -> dict[str, float]:
@@ -131,12 +150,9 @@ PAGE = """# Estimates of the dry run, measured
 `make bench-estimates` writes this page. Each row is a stage of a run of the embedded model with data of `examples/rlhf`, few steps and one
 thread, and the dry run before it. The goal is an error of at most {goal:.0%}.
 
-```text
-{command}
-```
+## Measurements
 
-Measured at commit `{commit}` on {processor}, {cores} cores, Python {python}, on {date}. The load average was up to {highest_load}.
-
+{measurements}
 ## Time
 
 The measured time is the processor time of the stage's process and its children. With one thread, it is the duration on an otherwise idle machine;
@@ -153,8 +169,13 @@ by a price, so its error is that of the time.
 
 def render_page(results: Mapping[str, Json]) -> str:
     """Return the page."""
-    times, memory, missed = [], [], []
+    times, memory, missed, measurements = [], [], [], []
     for key, result in results.items():
+        made = result["circumstances"]
+        cells = [f"`{made['command']}`", f"`{made['commit']}`", made["date"]]
+        device = f"{made['processor']}, {made['cores']} cores, Python {made['python']}"
+        end = "stopped at a time limit" if result["is_stopped"] else "complete"
+        measurements.append([f"`{key}`", *cells, device, str(made["load"]), end])
         stages = [name for name in MODEL_STAGES if name in result["stages"]]
         for stage in stages:
             cells = _compare(result["estimate"]["seconds"][stage], result["stages"][stage], 1, "s")
@@ -173,12 +194,13 @@ def render_page(results: Mapping[str, Json]) -> str:
     head = ["estimate", "measured", "error"]
     return PAGE.format(
         goal=GOAL,
+        measurements=table_of(["key", "command", "commit", "date", "machine", "load average", "run"], measurements)
+        if results
+        else "None.\n",
         times=table_of(["key", "stage", *head], times),
         peaks=table_of(["key", *head], memory),
-        missed=(f"Rows that miss the goal: {', '.join(missed)}." if missed else "All rows meet the goal.")
+        missed=(f"Rows that miss the goal: {', '.join(missed)}." if missed else "All measured rows meet the goal.")
         + (f" Not measured yet: {', '.join(absent)}." if absent else ""),
-        highest_load=max(result["load"] for result in results.values()),
-        **machine.circumstances("benchmarks.estimates"),
     )
 
 
@@ -196,7 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Estimate and run every key, and write the page. Results in the working folder are reused."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/estimates"))
-    parser.add_argument("--keys", nargs="+", help="Keys to measure. Default: all.")
+    parser.add_argument(
+        "--keys", nargs="*", choices=list(build_configurations("")), help="Keys to measure. Default: all."
+    )
+    parser.add_argument("--max-seconds", type=int, default=1800, help="Limit of a run. Default: 1800.")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args(arguments)
     folder = options.workdir.resolve()
@@ -207,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = key.replace(": ", "-")
         path = folder / f"{name}.result.json"
         if not path.exists() and (options.keys is None or key in options.keys):
-            result = measure_key(build_configurations(reward_model)[key], folder, name)
+            result = measure_key(build_configurations(reward_model)[key], folder, name, options.max_seconds)
             path.write_text(json.dumps(result), encoding="utf-8")
         if path.exists():
             results[key] = json.loads(path.read_text(encoding="utf-8"))
