@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from components.common.models import compressed_weights, compute_devices, model_loading
 from components.common.models.adaptations import find_adaptation
 from components.common.models.model_loading import ADAPTER_CONFIG, LoadableModel
-from components.common.models.quantizations import QUANTIZATIONS
+from components.common.models.quantizations import find_quantization
 from components.common.runtime.reporters import Reporter
 from components.evaluation import prefix_trees
 from components.evaluation.task_interface import Continuation, Decoding, Engine, Likelihood
@@ -128,9 +128,11 @@ def open_engines(
     """
     import torch
 
-    # The data type of the weights in the transformers engine on this device.
-    dtype = "float32" if compute_devices.select_device() == "cpu" else "bfloat16"
     for model in [base, tuned] if base else [tuned]:
+        entry = find_quantization(quantization) if model is tuned else None
+        # The data type of the weights in the transformers engine on this device, unless vLLM refuses it.
+        in_float32 = compute_devices.select_device() == "cpu" and not (entry and entry.needs_bfloat16)
+        dtype = "float32" if in_float32 else "bfloat16"
         reporter.step("loading the base model" if model is base else "loading the model")
         config = model_loading.load_configuration(model.weights).get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None)
@@ -141,14 +143,13 @@ def open_engines(
             # The adapter is merged in float32, as in packaging. vLLM can serve a separate adapter, but its CPU build
             # 0.32 then fails to return prompt log-probabilities: it computes the adapter's part of the logits for one
             # position per request.
-            is_quantized = quantization != "none" and model is tuned
-            if is_quantized and calibrated:
+            if entry and calibrated:
                 weights = calibrated
-            elif model.adapter or is_quantized:
+            elif model.adapter or entry:
                 loaded = model_loading.load_model(model, trainable=True, dtype=torch.float32)  # stays on the CPU
                 merged = loaded.merge_and_unload() if model.adapter else loaded
-                if is_quantized:
-                    compressed_weights.save_compressed(merged, Path(folder), dtype, QUANTIZATIONS[quantization].preset)
+                if entry:
+                    compressed_weights.save_compressed(merged, Path(folder), dtype, entry.preset)
                 else:
                     merged.to(getattr(torch, dtype)).save_pretrained(folder)
                 del loaded, merged

@@ -93,7 +93,6 @@ class TritonPackagingConfig(BaseModel):
         "none",
         description="Format of the packaged weights. int8: linear layers and output layer with 8-bit weights, for the "
         "python backend. fp8: linear layers with 8-bit floating-point weights and inputs, for the vllm backend. "
-        "int8-w8a8: linear layers with 8-bit integer weights and inputs, for the vllm backend. "
         "int4-gptq: linear layers with 4-bit weights that GPTQ calibrates on training rows, for the vllm backend; requires "
         "the quantization environment. "
         "Packaging fails if the loss on the test split rises by more than quantization_margin.",
@@ -128,7 +127,7 @@ class TritonPackagingConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Data type of merged weights and of GPU computation. auto: bfloat16 if this machine has a GPU "
-        "or quantization is int8-w8a8, else float32.",
+        "or quantization is int4-gptq, else float32.",
     )
     max_prompt_tokens: int = Field(
         4096,

@@ -75,7 +75,7 @@ def render(
             f"{quantized.margin:.4f} is allowed."
         )
         if hardware := QUANTIZATIONS[quantized.scheme].hardware:
-            text += f" By vLLM's documentation, the format requires one of: {hardware}."
+            text += f" vLLM 0.32 documents support on {hardware}."
         if found := quantized.calibration:
             text += (
                 f" {found['engine']} calibrated the weights on {found['rows']} training rows with {found['tokens']} tokens; "

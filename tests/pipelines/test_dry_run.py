@@ -485,9 +485,7 @@ def test_calibration_adds_to_the_time_and_memory_of_the_evaluation(
 ) -> None:
     monkeypatch.setenv("TUNELINE_QUANTIZATION_ENV", str(make_environment(tmp_path / "environment", "exit 1")))
     vllm = "triton_packaging.backend=vllm"
-    rounded, calibrated = (
-        estimate(vllm, f"triton_packaging.quantization={name}") for name in ("int8-w8a8", "int4-gptq")
-    )
+    rounded, calibrated = (estimate(vllm, f"triton_packaging.quantization={name}") for name in ("fp8", "int4-gptq"))
     assert "llm-compressor" not in rounded["basis"]["seconds.evaluation"]
     assert re.search(r"llm-compressor calibrates weights on \d+ tokens", calibrated["basis"]["seconds.evaluation"])
     memory = [result["memory"]["stages"]["evaluation"] for result in (rounded, calibrated)]

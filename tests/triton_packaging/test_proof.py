@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from components.common.models.model_loading import LoadableModel
-from components.common.models.quantizations import QuantizationName
 from components.common.runtime.reporters import SilentReporter
 from components.triton_packaging import serving_proof
 from components.triton_packaging.config import TritonPackagingConfig
@@ -79,15 +78,14 @@ def test_int8_reference_has_ties_where_its_logits_are_close(
     assert not any(reference.rounding_ties)
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int8-w8a8"])
-def test_reference_with_rounded_inputs_has_ties_where_its_logits_are_close(
-    adapted_model: LoadableModel, monkeypatch: pytest.MonkeyPatch, quantization: QuantizationName
+def test_fp8_reference_has_ties_where_its_logits_are_close(
+    adapted_model: LoadableModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TritonPackagingConfig(
-        backend="vllm", quantization=quantization, golden_prompts=["What is a list?"], golden_max_tokens=8
+        backend="vllm", quantization="fp8", golden_prompts=["What is a list?"], golden_max_tokens=8
     )
     for limit, expected in ((1e9, True), (-1.0, False)):
-        monkeypatch.setitem(serving_proof.COMPRESSED_TIE_LOGITS, quantization, limit)
+        monkeypatch.setattr(serving_proof, "FP8_TIE_LOGITS", limit)
         [reference] = generate_references(adapted_model, config, "float32", 1, SilentReporter())
         assert set(reference.rounding_ties) == {expected}
 

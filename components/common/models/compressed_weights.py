@@ -51,7 +51,7 @@ def _compress_linear_layers(model: PreTrainedModel, preset: str) -> list[torch.n
     """Replace the weights of a model's linear layers by integers or FP8 numbers and scales, and return these layers.
 
     A compressed weight is the weight divided by the scale of its row: the row's largest magnitude divided by the largest
-    number of the type, 448 for FP8 (E4M3) and 127.5 for int8.
+    number of the type, 448 for FP8 (E4M3).
     """
     from compressed_tensors.compressors import compress_module
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme

@@ -9,7 +9,7 @@ from typing import Literal
 # Frantar et al. (GPTQ, arXiv 2210.17323) use 128 rows of 2,048 tokens; instruction rows are shorter.
 CALIBRATION_ROWS, MAX_CALIBRATION_TOKENS = 256, 2048
 
-QuantizationName = Literal["none", "int8", "fp8", "int8-w8a8", "int4-gptq"]
+QuantizationName = Literal["none", "int8", "fp8", "int4-gptq"]
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,16 @@ class Quantization:
         backend: Triton backend that serves the weights.
         weight_bits: Bits per weight of a linear layer.
         preset: Scheme of compressed-tensors; "" if the weights have another format. The output layer keeps its precision.
-        rounds_inputs: Whether the served model also rounds the inputs of linear layers.
         is_calibrated: Whether llm-compressor chooses the weights such that the model's outputs on training rows change
             little. This requires the quantization environment. Otherwise, each weight is rounded to nearest.
         group_sizes: Possible numbers of weights that share a scale, the preferred one first; () for one scale per row.
-        needs_bfloat16: Whether vLLM's kernels refuse float32: "expect A to be bfloat16 or half" in its CPU build 0.32.
-        hardware: Devices that compute with the format in vLLM, by its documentation.
+        needs_bfloat16: Whether vLLM refuses float32, as its CPU build 0.32 does: "not implemented for 'Float'".
+        hardware: Devices that compute with the format, according to the documentation of vLLM 0.32.
     """
 
     backend: Literal["python", "vllm"]
     weight_bits: int
     preset: str = ""
-    rounds_inputs: bool = True
     is_calibrated: bool = False
     group_sizes: tuple[int, ...] = ()
     needs_bfloat16: bool = False
@@ -40,17 +38,14 @@ class Quantization:
 
 QUANTIZATIONS: Mapping[str, Quantization] = {
     "int8": Quantization("python", weight_bits=8),
-    "fp8": Quantization("vllm", weight_bits=8, preset="FP8_DYNAMIC", hardware="NVIDIA Ada and Hopper, AMD MI300"),
-    "int8-w8a8": Quantization(
-        "vllm", weight_bits=8, preset="W8A8", needs_bfloat16=True, hardware="NVIDIA Turing and newer, x86 and Arm CPUs"
-    ),
+    "fp8": Quantization("vllm", weight_bits=8, preset="FP8_DYNAMIC", hardware="NVIDIA Ada to Blackwell, AMD MI300"),
     "int4-gptq": Quantization(
         "vllm",
         weight_bits=4,
         preset="W4A16",
-        rounds_inputs=False,
         is_calibrated=True,
         group_sizes=(128, 64, 32),  # of vLLM's Marlin kernels
+        needs_bfloat16=True,
         hardware="NVIDIA Turing to Hopper, x86 CPUs",
     ),
 }

@@ -141,6 +141,15 @@ def test_merged_weights_are_temporary(
     )
 
 
+def test_format_that_vllm_refuses_in_float32_is_evaluated_in_bfloat16(base_model: LoadableModel) -> None:
+    tokenizer = model_loading.load_tokenizer(base_model.weights)
+    engines = vllm_engine.open_engines(
+        base_model, None, tokenizer, SilentReporter(), quantization="int4-gptq", calibrated=base_model.weights
+    )
+    assert len(list(engines)) == 1
+    assert [settings["dtype"] for settings in FakeLLM.instances] == ["bfloat16"]
+
+
 def test_vllm_reserves_one_input_token(base_model: LoadableModel) -> None:
     ((_, engine),) = vllm_engine.open_engines(
         base_model, None, model_loading.load_tokenizer(base_model.weights), SilentReporter()
