@@ -6,6 +6,7 @@ test_llama_cpp.py loads the files with llama.cpp.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from components.triton_packaging import quantization
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.gguf_export import architectures, gguf_file, vocabulary
 from components.triton_packaging.gguf_export.export import export_gguf
-from components.triton_packaging.quantization import QuantizationError
+from components.triton_packaging.quantization import EncodedItem, QuantizationError
 from tests.datasets import small_dataset
 from tests.model_families import FAMILIES, Family, build_configuration
 from tests.tiny import tiny_tokenizer
@@ -203,6 +204,26 @@ def test_refused_or_interrupted_export_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         export(adapted_model, tmp_path / "out", dataset)
     assert not list(tmp_path.iterdir())
+
+
+def test_compared_rows_fit_the_context_of_the_model(
+    base_model: LoadableModel, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(base_model.weights, tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**settings, "max_position_embeddings": 40}), encoding="utf-8")
+    lengths, read = list[int](), quantization.read_items
+
+    def record_lengths(*arguments: Any, **options: Any) -> list[EncodedItem]:
+        items = read(*arguments, **options)
+        lengths.extend(len(item.ids) for item in items)
+        return items
+
+    monkeypatch.setattr(quantization, "MIN_QUANTIZATION_ITEMS", 0)
+    monkeypatch.setattr(quantization, "read_items", record_lengths)
+    export(model_loading.open_model(folder), tmp_path / "out", dataset)
+    assert lengths
+    assert max(lengths) <= 40
 
 
 def test_overflowing_weights_are_refused(base_model: LoadableModel, dataset: Artifact, tmp_path: Path) -> None:

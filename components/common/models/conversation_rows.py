@@ -8,7 +8,7 @@ A preference pair contributes its chosen answer; an unpaired row contributes its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,12 @@ ROW_KINDS: dict[str, tuple[list[str], Callable[[Row], list[Any] | None], str]] =
 TEXT_KIND = "text"  # rows of plain text, without conversations
 
 
-def read_texts(path: Path) -> list[Row]:
-    """Return the rows of a Parquet file of plain text: {"id", "text"}."""
+def read_texts(path: Path, ids: Collection[str] | None = None) -> list[Row]:
+    """Return the rows of a Parquet file of plain text, {"id", "text"}; all rows, or those with the given ids."""
     import pyarrow.parquet as parquet
 
-    rows: list[Row] = parquet.read_table(path, columns=["id", "text"]).to_pylist()
+    filters = None if ids is None else [("id", "in", ids)]
+    rows: list[Row] = parquet.read_table(path, columns=["id", "text"], filters=filters).to_pylist()
     return rows
 
 
@@ -72,16 +73,18 @@ def extract_conversation(kind: str, row: Row) -> list[Any] | None:
     return ROW_KINDS[kind][1](row)
 
 
-def read_conversations(path: Path, kind: str) -> list[Row]:
+def read_conversations(path: Path, kind: str, ids: Collection[str] | None = None) -> list[Row]:
     """Return the conversations in a Parquet file, {"id", "messages", "tools"}, in the order of its rows.
 
     Args:
         kind: kind of the rows, a key of ROW_KINDS.
+        ids: ids of the rows; None for all rows.
     """
     import pyarrow.parquet as parquet
 
     columns, extract, _ = ROW_KINDS[kind]
-    rows = parquet.read_table(path, columns=["id", *columns, "tools"]).to_pylist()
+    filters = None if ids is None else [("id", "in", ids)]
+    rows = parquet.read_table(path, columns=["id", *columns, "tools"], filters=filters).to_pylist()
     return [
         {"id": row["id"], "messages": messages, "tools": row["tools"]}
         for row in rows

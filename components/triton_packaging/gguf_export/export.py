@@ -65,9 +65,9 @@ def export_gguf(
         model_loading.check_mergeable(model.artifact, name)
     tokenizer = model_loading.load_tokenizer(model.tokenizer)
     vocabulary.find_pre_tokenizer(tokenizer)
-    items = quantization.read_items(
-        dataset, tokenizer, config.quantization_items, quantization.MAX_ITEM_TOKENS, seed=seed
-    )
+    limit = quantization.MAX_ITEM_TOKENS
+    max_length = min(limit, weight_files.read_context_tokens(model.weights, limit))
+    items = quantization.read_items(dataset, tokenizer, config.quantization_items, max_length, seed=seed)
     lineage = {f"tuneline.{key}": value for key, value in build_lineage(model).items()}
     metadata = {"general.name": name, **dict(sorted({**lineage, **texts}.items()))}
     filename = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{type_.upper()}.gguf"
