@@ -25,6 +25,7 @@ from components.common.gate_rules import (
     QUANTIZATION_CONFIDENCE,
     get_min_items,
 )
+from components.common.models.quantizations import QUANTIZATIONS
 from components.common.runtime.counts import format_count
 from components.model_registry import rule_results, rule_strictness, sampled_scores
 from components.model_registry.rule_results import RELATIVE_TOLERANCE
@@ -255,14 +256,16 @@ def check_package(
         subject = read_content(evaluation)["measured"]
         evaluated = subject["settings"].get("quantization", "none")
         records = [repository.manifest.summary.get("quantization") or {}, subject]
-        weights = [record.get("calibration", {}).get("weights_sha256", "none")[:12] for record in records]
+        weights = [record.get("calibration", {}).get("weights_sha256", "") for record in records]
+        is_calibrated = packaged in QUANTIZATIONS and QUANTIZATIONS[packaged].is_calibrated
     except list_content_errors() as error:
         return [*objections, describe_content_error(error)]
     if evaluated != packaged:
         objections.append(f"its Triton package has {packaged} quantization; its evaluation measured {evaluated}")
-    elif weights[0] != weights[1]:
+    elif weights[0] != weights[1] or (is_calibrated and not weights[0]):
+        names = [digest[:12] or "without a digest" for digest in weights]
         objections.append(
-            f"its Triton package has the calibrated weights {weights[0]}; its evaluation measured {weights[1]}"
+            f"its Triton package has the calibrated weights {names[0]}; its evaluation measured {names[1]}"
         )
     return objections
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.common.artifacts import artifact_folder
-from components.common.models import model_loading
+from components.common.models import calibrated_weights, model_loading
 from components.common.models.calibrated_weights import CalibratedWeights
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, TunelineError
@@ -73,7 +73,7 @@ def copy_contents(
     else:
         if calibrated:
             (version / WEIGHTS_FOLDER).mkdir(parents=True)
-            for path in sorted(calibrated.folder.iterdir()):
+            for path in calibrated_weights.list_files(calibrated.folder):
                 copy = link_or_copy if path.suffix == ".safetensors" else shutil.copyfile
                 copy(path, version / WEIGHTS_FOLDER / path.name)
         else:

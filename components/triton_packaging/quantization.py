@@ -91,7 +91,7 @@ def check_quantizable(config: TritonPackagingConfig, model_config: PretrainedCon
     if entry is None:
         return
     if entry.is_calibrated:
-        quantization_env.check_environment("triton_packaging.quantization", config.quantization)
+        quantization_env.check_environment(config.quantization)
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigurationError(
             f"triton_packaging.quantization is {config.quantization}, but the {model_config.model_type} model has "

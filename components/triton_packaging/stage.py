@@ -55,6 +55,7 @@ def package(
     adapters: Mapping[str, LoadableModel] | None = None,
     dataset: Artifact | None = None,
     state: Path | None = None,
+    evaluated_weights: str = "",
 ) -> Artifact:
     """Write a Triton model repository into `output`, prove it, and publish it as an artifact of kind repository.
 
@@ -66,10 +67,12 @@ def package(
         adapters: additional models with the same base, by adapter name; only the vLLM backend supports them.
         dataset: dataset whose test split is used to measure a quantized model, and whose training split calibrates it.
         state: folder of the weights that an evaluation calibrated. None: calibrate them again, with an equal result.
+        evaluated_weights: digest of the calibrated weights that were evaluated; "" if unknown.
 
     Raises:
         ConfigurationError: the configuration does not fit the model or the backend.
         InputError: an adapter cannot be packaged, or the test split has too few rows.
+        CalibrationError: the calibrated weights are not those that were evaluated, or llm-compressor fails.
         QuantizationError: the loss of the quantized model exceeds that of the unquantized model by more than the margin.
         OutputOccupiedError: `output` contains other files.
         ProofError: the server's answers differ from the model's.
@@ -84,7 +87,7 @@ def package(
     unproven = (
         triton_installation.unprovable_reason(config.backend) if config.prove else "triton_packaging.prove is false"
     )
-    key = _compute_key(model, config, seed, unproven, adapters, measured_dataset)
+    key = _compute_key(model, config, seed, unproven, adapters, measured_dataset, evaluated_weights)
     artifact = artifact_folder.claim_folder(output, key, overwrite=overwrite)
     if not artifact:
         if placement.reason:
@@ -94,7 +97,13 @@ def package(
         with tempfile.TemporaryDirectory(prefix="tuneline-quantized-") as temporary:
             if measured_dataset:
                 calibrated = calibrated_weights.load_if_calibrated(
-                    config.quantization, model, measured_dataset, state or Path(temporary), seed=seed, reporter=reporter
+                    config.quantization,
+                    model,
+                    measured_dataset,
+                    state or Path(temporary),
+                    seed=seed,
+                    reporter=reporter,
+                    expected_sha256=evaluated_weights,
                 )
             reporter.step("writing the model repository")
             write_repository(model, output, config, dtype, adapters, calibrated)
@@ -136,13 +145,14 @@ def _compute_key(
     unproven: str | None,
     adapters: Mapping[str, LoadableModel] | None = None,
     dataset: Artifact | None = None,
+    evaluated_weights: str = "",
 ) -> str:
     """Return the digest of all inputs that determine the package."""
     inputs: list[str | dict[str, str]] = [model.sha256, model.base.sha256]
     if adapters:
         inputs.append({name: other.sha256 for name, other in adapters.items()})
     if dataset:
-        inputs.append(dataset.sha256)
+        inputs += [dataset.sha256, evaluated_weights]
     # The key contains `unproven`, so that an unproven package is built again when Triton is available, and the device,
     # because dtype auto writes other weights on a GPU.
     return hashing.digest(

@@ -238,7 +238,10 @@ def add_stages(
         with dsl.If(evaluated.outputs["packaging"] == "yes", name=f"{group}accepted"):
             packaged = configure(
                 component(triton_packaging)(
-                    **select_parameters("triton_packaging"), model=model, tuned_model=tuned_model
+                    **select_parameters("triton_packaging"),
+                    model=model,
+                    tuned_model=tuned_model,
+                    evaluation=lineage["evaluation"],
                 )
             )
             package = {name: packaged.outputs[name] for name in ("repository", "triton_package")}

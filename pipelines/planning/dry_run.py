@@ -30,6 +30,7 @@ from components.common.launch import launcher_settings
 from components.common.models import conversation_rows, model_loading, resource_formulas
 from components.common.models.model_loading import ModelOutline
 from components.common.models.model_shape import ModelShape
+from components.common.models.quantizations import find_quantization
 from components.common.row_comparison import training_overlap
 from components.common.runtime import filesystem, mounts
 from components.common.runtime.counts import format_count
@@ -389,7 +390,8 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                 model_loading.check_base_model(outline.base)
             for recipe in config.fine_tuning.recipes.values():
                 check_model(recipe, outline.config)
-            quantization.check_quantizable(config.triton_packaging, outline.config)
+            if not config.fine_tuning.objective_spec.scores_answers:  # a reward model is not packaged
+                quantization.check_quantizable(config.triton_packaging, outline.config)
             shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
             base_sha256 = outline.base.sha256 if outline.base else None
             initial_sha256 = find_initial_adapter(config, base_sha256, outline.config)
@@ -605,8 +607,13 @@ def _find_cached_stages(
         revisions = [v.uri.rpartition("@")[2] for v in versions if v.content_sha256 == dataset]
         tuning = {"plan": drop_placement(plans.fine_tuning), "dataset": dataset, "revision": (revisions or [""])[-1]}
         model = find_result("fine_tuning", tuning) if revisions else ""
-        if model and find_result("evaluation", {"plan": plans.evaluation, "model": model, "dataset": dataset}):
-            find_result("triton_packaging", {"plan": plans.triton_packaging, "model": model})
+        evaluating = {"plan": plans.evaluation, "model": model, "dataset": dataset}
+        if model and (evaluated := find_result("evaluation", evaluating)):
+            entry = find_quantization(config.triton_packaging.quantization)
+            packaging = {"plan": plans.triton_packaging, "model": model}
+            find_result(
+                "triton_packaging", {**packaging, "evaluation": evaluated if entry and entry.is_calibrated else ""}
+            )
     return cached
 
 

@@ -140,7 +140,8 @@ def check_recipes(
     """Check that the base model can be trained with the recipes, and quantized. Return the initial adapter's digest."""
     for recipe in config.fine_tuning.recipes.values():
         model_support.check_model(recipe, model_config)
-    quantization.check_quantizable(config.triton_packaging, model_config)
+    if not config.fine_tuning.objective_spec.scores_answers:  # a reward model is not packaged
+        quantization.check_quantizable(config.triton_packaging, model_config)
     if launcher_settings.load_settings().entry.uses_this_machine:
         rewards.check_machine(config.fine_tuning.grpo.rewards)
     return find_initial_adapter(config, base.sha256 if base else None, model_config)

@@ -44,7 +44,7 @@ from pipelines.planning import dry_run, machine_speed, stage_times
 from pipelines.planning.dry_run import estimate_run, format_estimate
 from pipelines.planning.machine_speed import START_SECONDS
 from pipelines.planning.suite_cost import summarize_suite
-from pipelines.steps.input_resolution import get_unproven_reason, resolve_plans
+from pipelines.steps.input_resolution import check_recipes, get_unproven_reason, resolve_plans
 from tests.datasets import QUESTION_WORDS
 from tests.git_server import git_daemon
 from tests.model_families import FAMILIES, build_configuration
@@ -465,13 +465,20 @@ def test_estimated_token_reads_every_weight(monkeypatch: pytest.MonkeyPatch) -> 
     assert measure(config).token_seconds == pytest.approx(4 * parameters / 100, rel=0.01)
 
 
-def test_reward_model_is_not_packaged(fresh_project: Path, estimate: Estimate) -> None:
+def test_reward_model_is_not_packaged(
+    fresh_project: Path, estimate: Estimate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNELINE_QUANTIZATION_ENV", str(tmp_path / "nowhere"))
     row = {"prompt": "May I?", "chosen": "Yes, you may.", "rejected": "No."}
     rows = [{**row, "prompt": f"May I take item {n}?"} for n in range(20)]
     path = fresh_project / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ("fine_tuning.objective=reward", "evaluation.min_items=30", f"data_curation.sources=[{path}]")
-    result = estimate(*options, "triton_packaging.quantization=int8")
+    options = (*options, "triton_packaging.backend=vllm", "triton_packaging.quantization=int4-gptq")
+    config = load_settings(fresh_project, *options)
+    outline = load_outline(config.fine_tuning.base_model)
+    check_recipes(config, None, outline.config)
+    result = estimate(*options)
     assert result["rows"]["splits"]["test"] < 10  # which the comparison of a package requires
     assert result["seconds"]["triton_packaging"] == 0
     assert result["basis"]["seconds.triton_packaging"] == "a reward model is not packaged"
@@ -492,7 +499,7 @@ def test_calibration_adds_to_the_time_and_memory_of_the_evaluation(
     assert memory[0] < memory[1]
     assert calibrated["disk"]["repository"] < rounded["disk"]["repository"]
     monkeypatch.setenv("TUNELINE_QUANTIZATION_ENV", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigurationError, match="which requires llm-compressor, but"):
+    with pytest.raises(ConfigurationError, match="require llm-compressor, but"):
         estimate(vllm, "triton_packaging.quantization=int4-gptq")
 
 

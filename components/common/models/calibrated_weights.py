@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
+import signal
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from components.common.models.quantizations import (
     QUANTIZATIONS,
     find_quantization,
 )
-from components.common.runtime import cpu_cores
+from components.common.runtime import cpu_cores, process_control
 from components.common.runtime.errors import ConfigurationError, InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
@@ -35,7 +37,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STATE_FOLDER, STATEMENT_FILENAME = "quantized_weights", "calibration.json"
-WORKER = Path(__file__).parent / "calibration_worker.py"
+# By its dotted name, because the code digests of stages follow such strings.
+WORKER_MODULE = "components.common.models.calibration_worker"
+WORKER = Path(__file__).with_name(WORKER_MODULE.rpartition(".")[2] + ".py")
+# Tokens of other services are not passed on, and nothing is downloaded.
+PASSED_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
+PASSED_PREFIXES = ("CUDA_", "HIP_", "ROCR_", "OMP_")
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,8 @@ class CalibratedWeights:
     """Quantized weights in the layout of transformers, and what determined them.
 
     Attributes:
-        statement: {"split", "rows", "tokens", "dataset_sha256", "sha256", "recipe_sha256", "weights_sha256", "engine"}.
-            `sha256` is the digest of the rows' token ids.
+        statement: {"split", "rows", "tokens", "dataset_sha256", "sha256", "recipe_sha256", "weights_sha256", "engine",
+            "packages"}. `sha256` is the digest of the rows' token ids; `weights_sha256` that of all files.
     """
 
     folder: Path
@@ -70,13 +77,35 @@ class CalibrationError(TunelineError):
 
 
 def load_if_calibrated(
-    quantization: str, model: LoadableModel, dataset: Artifact, state: Path, *, seed: int, reporter: Reporter
+    quantization: str,
+    model: LoadableModel,
+    dataset: Artifact,
+    state: Path,
+    *,
+    seed: int,
+    reporter: Reporter,
+    expected_sha256: str = "",
 ) -> CalibratedWeights | None:
-    """Return the weights of `load_or_quantize`, or None for a format without calibration."""
+    """Return the weights of `load_or_quantize`, or None for a format without calibration.
+
+    Args:
+        expected_sha256: the weights' digest in the model's evaluation; "" if unknown.
+
+    Raises:
+        CalibrationError: the digest is another one.
+    """
     entry = find_quantization(quantization)
     if entry is None or not entry.is_calibrated:
         return None
-    return load_or_quantize(model, dataset, quantization, state, seed=seed, reporter=reporter)
+    weights = load_or_quantize(model, dataset, quantization, state, seed=seed, reporter=reporter)
+    found = str(weights.statement["weights_sha256"])
+    if expected_sha256 and found != expected_sha256:
+        raise CalibrationError(
+            f"calibration results in the {quantization} weights {found[:12]}; the evaluation measured {expected_sha256[:12]}",
+            hint="Set TUNELINE_THREADS to the value of the evaluation and use the same device type, or change the seed to "
+            "evaluate the model again.",
+        )
+    return weights
 
 
 def load_or_quantize(
@@ -84,8 +113,8 @@ def load_or_quantize(
 ) -> CalibratedWeights:
     """Return a model's calibrated weights from `state`; quantize the model if they are missing or damaged.
 
-    An interrupted quantization starts again. Equal inputs give equal weights on one type of device with one number of
-    threads.
+    An interrupted quantization starts again. Equal inputs give equal weights on the same device type with the same thread
+    count.
 
     Args:
         model: The model; an adapter is merged.
@@ -98,7 +127,7 @@ def load_or_quantize(
         InputError: the training split has no row with an answer.
         CalibrationError: llm-compressor fails.
     """
-    quantization_env.check_environment("triton_packaging.quantization", quantization)
+    quantization_env.check_environment(quantization)
     rows = _read_calibration_rows(model, dataset, seed)
     calibration_sha256 = hashing.digest(rows)
     inputs = [
@@ -106,7 +135,7 @@ def load_or_quantize(
         model.base.sha256,
         asdict(QUANTIZATIONS[quantization]),
         calibration_sha256,
-        quantization_env.REQUIREMENTS,
+        packages := quantization_env.list_versions(),
     ]
     key = hashing.digest([*inputs, hashing.sha256_file(WORKER), hashing.sha256_file(Path(__file__))])
     folder = state / STATE_FOLDER / key
@@ -117,7 +146,7 @@ def load_or_quantize(
         return found
     reporter.step(f"calibrating {quantization} weights on {len(rows)} training rows")
     with job_folders.private_folder(folder.parent, ".quantizing") as work:
-        output = _run_worker(model, quantization, rows, work)
+        output = _run_worker(model, quantization, rows, work, folder.with_suffix(".log"))
         statement: dict[str, str | int] = {
             "split": "train",
             "rows": len(rows),
@@ -127,6 +156,7 @@ def load_or_quantize(
             "recipe_sha256": hashing.sha256_file(output / "recipe.yaml"),
             "weights_sha256": _digest_weights(output),
             "engine": quantization_env.REQUIREMENTS[0],
+            "packages": ", ".join(packages),
         }
         artifact_folder.write_atomically(output / STATEMENT_FILENAME, json.dumps(statement, indent=1) + "\n")
         aside = folder.parent / ".aside"
@@ -163,7 +193,7 @@ def select_group_size(model: PreTrainedModel, quantization: str) -> int:
     raise ConfigurationError(
         f"triton_packaging.quantization is {quantization}, but linear layers of the {model.config.model_type} model have "
         f"{', '.join(map(str, widths))} inputs; expected multiples of {min(sizes)}",
-        hint="Set triton_packaging.quantization to fp8 or int8-w8a8.",
+        hint="Set triton_packaging.quantization to fp8.",
     )
 
 
@@ -182,8 +212,12 @@ def _read_calibration_rows(model: LoadableModel, dataset: Artifact, seed: int) -
     return [item.ids for item in items]
 
 
-def _run_worker(model: LoadableModel, quantization: str, rows: list[list[int]], work: Path) -> Path:
-    """Merge the model, quantize it in a child process, and return the folder of the weights."""
+def _run_worker(model: LoadableModel, quantization: str, rows: list[list[int]], work: Path, kept_log: Path) -> Path:
+    """Merge the model, quantize it in a child process, and return the folder of the weights.
+
+    Args:
+        kept_log: path of the child's output after a failure.
+    """
     import torch
 
     loaded = model_loading.load_model(model, trainable=True, dtype=torch.float32)  # stays on the CPU
@@ -205,15 +239,35 @@ def _run_worker(model: LoadableModel, quantization: str, rows: list[list[int]], 
     )
     (work / "quantization_job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
     command = [str(quantization_env.get_python()), "-I", str(WORKER), str(work / "quantization_job.json")]
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED_VARIABLES or name.startswith(PASSED_PREFIXES)
+    }
     with (work / "log.txt").open("w", encoding="utf-8") as log:
-        done = subprocess.run(command, cwd=work, stdout=log, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
+        done = subprocess.run(
+            command,
+            cwd=work,
+            env={**variables, "HF_HOME": str(work / "cache"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+            preexec_fn=process_control.die_with_parent,
+        )
+    if status := done.returncode:
         lines = (work / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        shutil.move(work / "log.txt", kept_log)
+        ended = f"status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
         raise CalibrationError(
-            f"llm-compressor failed with status {done.returncode}: {lines[-1] if lines else 'no output'}",
-            hint="Free memory if the message mentions it, or set triton_packaging.quantization to fp8 or int8-w8a8.",
+            f"llm-compressor failed with {ended}: {lines[-1] if lines else 'no output'}",
+            hint=f"See {kept_log}. Free memory if the system killed the process, or set triton_packaging.quantization to fp8.",
         )
     return work / "output"
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the files of calibrated weights, which `weights_sha256` covers."""
+    return sorted(path for path in folder.iterdir() if path.name != STATEMENT_FILENAME)
 
 
 def _load(folder: Path) -> CalibratedWeights | None:
@@ -227,4 +281,4 @@ def _load(folder: Path) -> CalibratedWeights | None:
 
 
 def _digest_weights(folder: Path) -> str:
-    return hashing.content_sha256((path.name, hashing.sha256_file(path)) for path in folder.glob("*.safetensors"))
+    return hashing.content_sha256((path.name, hashing.sha256_file(path)) for path in list_files(folder))

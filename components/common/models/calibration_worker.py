@@ -6,14 +6,10 @@ tuneline: the environment has another version of transformers.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Any
-
-PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 
 def quantize(job: dict[str, Any]) -> None:
@@ -63,5 +59,4 @@ def _store_as_bfloat16(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the stage that started this process
     quantize(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

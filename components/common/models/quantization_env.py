@@ -10,7 +10,10 @@ requires, and a .pth file that adds all other packages of tuneline's environment
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import json
 import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +24,7 @@ from components.common.runtime.errors import ConfigurationError, EngineMissingEr
 REQUIREMENTS = ("llmcompressor==0.14.0.1", "transformers==5.17.0", "compressed-tensors==0.19.0")
 CREATE_COMMAND = "python -m components.common.models.quantization_env"
 CHECK_SCRIPT = "from llmcompressor import oneshot"
+PTH_FILENAME, MARKER_FILENAME = "tuneline_environment.pth", "tuneline_environment.json"
 
 
 def get_environment_folder() -> Path:
@@ -34,29 +38,37 @@ def get_python() -> Path:
 
 
 def missing_reason() -> str | None:
-    """Return the reason why the quantization environment cannot be used, or None. Checks only whether files exist."""
+    """Return the reason why the quantization environment cannot be used, or None. Imports nothing from it."""
+    folder = get_environment_folder()
     if not get_python().exists():
-        return f"the quantization environment in {get_environment_folder()} does not exist"
-    for requirement in REQUIREMENTS:
-        name, version = requirement.split("==")
-        if not (_get_site_packages() / f"{name.replace('-', '_')}-{version}.dist-info").exists():
-            return f"the quantization environment in {get_environment_folder()} lacks {name} {version}"
+        return f"the quantization environment in {folder} does not exist"
+    marker = folder / MARKER_FILENAME
+    if not marker.exists() or marker.read_text(encoding="utf-8") != describe_complete():
+        return f"the quantization environment in {folder} is incomplete or has other versions"
     return None
 
 
-def check_environment(key: str, quantization: str) -> None:
-    """Check that the environment exists.
+def describe_complete() -> str:
+    """Return the content of the marker file, which is written after the check of the environment."""
+    return json.dumps({"python": platform.python_version(), "requirements": REQUIREMENTS}) + "\n"
 
-    Args:
-        key: The configuration key of the format, for the error message.
+
+def list_versions() -> list[str]:
+    """Return the environment's own distributions, and torch, as "name-version"."""
+    own = sorted(path.stem for path in _get_site_packages().glob("*.dist-info"))
+    return [*own, f"torch-{importlib.metadata.version('torch')}"]
+
+
+def check_environment(quantization: str) -> None:
+    """Check that the environment exists, which a format of weights requires.
 
     Raises:
-        ConfigurationError: the environment does not exist or has other versions.
+        ConfigurationError: the environment does not exist, is incomplete or has other versions.
     """
     if reason := missing_reason():
         raise ConfigurationError(
-            f"{key} is {quantization}, which requires llm-compressor, but {reason}",
-            hint=f"Run `{CREATE_COMMAND}`, or set triton_packaging.quantization to fp8 or int8-w8a8.",
+            f"{quantization} weights require llm-compressor, but {reason}",
+            hint=f"Run `{CREATE_COMMAND}`, or set triton_packaging.quantization to fp8.",
         )
 
 
@@ -65,20 +77,28 @@ def create_environment() -> Path:
 
     Raises:
         EngineMissingError: torch is not installed.
+        ConfigurationError: the folder has other content.
         TunelineError: pip fails, or llm-compressor cannot be imported.
     """
     if missing_reason() is None:
         return get_environment_folder()
+    folder = get_environment_folder()
+    if folder.exists() and any(folder.iterdir()) and not list(folder.glob(f"lib/*/site-packages/{PTH_FILENAME}")):
+        raise ConfigurationError(
+            f"{folder} is not empty and not a quantization environment",
+            hint="Set TUNELINE_QUANTIZATION_ENV to a new folder, or delete this folder.",
+        )
     packages = Path(sysconfig.get_path("purelib"))
     if not (packages / "torch").exists():
         raise EngineMissingError("torch is not installed", hint="Install tuneline's models extra.")
-    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(get_environment_folder())])
+    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
     # The environment's own packages precede those of tuneline's environment.
-    (_get_site_packages() / "tuneline_environment.pth").write_text(f"{packages}\n", encoding="utf-8")
+    (_get_site_packages() / PTH_FILENAME).write_text(f"{packages}\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(get_python()), "--disable-pip-version-check"]
     _run([*pip, "install", "--quiet", *REQUIREMENTS])
     _run([str(get_python()), "-I", "-c", CHECK_SCRIPT])
-    return get_environment_folder()
+    (folder / MARKER_FILENAME).write_text(describe_complete(), encoding="utf-8")
+    return folder
 
 
 def _get_site_packages() -> Path:
@@ -98,8 +118,8 @@ def _run(command: list[str]) -> None:
 if __name__ == "__main__":
     argparse.ArgumentParser(
         prog=CREATE_COMMAND,
-        description=f"Create or repair the quantization environment in {get_environment_folder()} (about 150 MB). "
-        "TUNELINE_QUANTIZATION_ENV sets another folder.",
+        description=f"Create or repair the quantization environment in {get_environment_folder()} (about 150 MB). The "
+        "content of an incomplete or older environment is replaced. TUNELINE_QUANTIZATION_ENV sets another folder.",
     ).parse_args()
     try:
         print(f"quantization environment: {create_environment()}")
