@@ -48,7 +48,7 @@ export TUNELINE_CLUSTER_KIT = $(abspath $(CLUSTER_KIT))
 test-cluster: $(VENV)/.engines ## Run the tests in pods of a real single-node Kubernetes cluster (root; CLUSTER_KIT=folder of the kit; 20 minutes)
 	@$(PYTEST) -n 0 -m cluster tests/engines --ignore=tests/engines/test_installation.py $(ARGS)
 
-test-installation: $(VENV)/.engines ## Follow docs/how-to/install.md on such a cluster with a second node, up to a served model (root; 12 minutes)
+test-installation: $(VENV)/.engines ## Follow docs/how-to/install.md on such a cluster with a second node, up to a served model; drain a node under traffic (root; 12 minutes)
 	@$(PYTEST) -n 0 -m cluster tests/engines/test_installation.py $(ARGS)
 
 # Folder with the program nfs-lab, which starts an NFS server and two clients on this machine (tests/engines/test_nfs.py).

@@ -1,4 +1,4 @@
-"""docs/how-to/install.md on an empty cluster of two nodes, by the page's own commands, up to a served model.
+"""docs/how-to/install.md on an empty cluster of two nodes, by the page's own commands, up to a served model, and the operation of that site.
 
 The site adapts the overlay as the page says: one team, its addresses, storage and sizes. Images hold folders alone, so the
 overlay also mounts this machine's folders. In the `stress` tier because a cluster, its servers and a whole pipeline run for minutes.
@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from tests.deploy.rendering import DEPLOY, build_kustomization, find_kubectl
+from tests.engines.chat_traffic import CLIENTS, ChatTraffic
 from tests.engines.cluster import REQUIRED, Cluster
 from tests.engines.host_folders import NAMESPACE, PYTHON_FOLDERS, USER, build_image_root, build_volume, make_accessible
 from tests.engines.pipeline_pods import STEPS, PipelinePods, add_image, add_images
@@ -68,11 +69,6 @@ PROGRAMS = {
     "mlflow/bin/mlflow": '#!/bin/sh\nexec python3 -m mlflow "$@"\n',
 }
 SMALL = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
-REPLICAS = (
-    ("Deployment", "mlflow", "/spec/replicas"),
-    ("HorizontalPodAutoscaler", "triton", "/spec/minReplicas"),
-    ("HorizontalPodAutoscaler", "triton", "/spec/maxReplicas"),
-)
 PROBE = Path("docs/examples/storage-probe.yaml")
 MODEL = "tiny-helper"  # of the project
 S3_KEYS = ("site-key", "site-secret")
@@ -142,8 +138,7 @@ def adapt_overlay(site: Path, volumes: Path, claims: dict[str, str]) -> None:
         if m["kind"] in kinds and m["metadata"]["namespace"] in ("mlflow", NAMESPACE)
     ]
     patches: list[Json] = [{"patch": json.dumps(mount_folders(manifest, claims))} for manifest in workloads]
-    for kind, name, path in REPLICAS:
-        patches.append(build_patch(kind, name, {"op": "replace", "path": path, "value": 1}))
+    patches.append(build_patch("Deployment", "mlflow", {"op": "replace", "path": "/spec/replicas", "value": 1}))
     for name, folder in (("tuneline-team-a", "data"), ("corpus-team-a", "corpus")):
         removed = [{"op": "remove", "path": f"/spec/{key}"} for key in ("nfs", "mountOptions")]
         host_path = {"op": "add", "path": "/spec/hostPath", "value": {"path": str(volumes / folder)}}
@@ -398,8 +393,9 @@ def port_forward(site: Site) -> Iterator[None]:
             process.terminate()
 
 
-def test_page_leads_from_an_empty_cluster_to_a_served_model(site: Site, passwords: dict[str, str]) -> None:
-    """The steps of the pipeline register and promote the model in MLflow; the watcher of Triton's pod serves it."""
+@pytest.fixture(scope="module")
+def key(site: Site, passwords: dict[str, str]) -> str:
+    """The steps of the pipeline register and promote the model in MLflow; the watchers of Triton's pods serve it. Returns an API key."""
     assert "Bound" in site.run("kubectl -n team-a get persistentvolumeclaims")
     project = write_project(site.volumes / "data")
     write_platform(site.checkout, site.claims, project)
@@ -409,16 +405,20 @@ def test_page_leads_from_an_empty_cluster_to_a_served_model(site: Site, password
     assert steps == STEPS
     assert outputs["verdict"] == "accepted"
     site.run("kubectl -n team-a rollout status deployment/triton")
+    return passwords["key"]
+
+
+def test_page_leads_from_an_empty_cluster_to_a_served_model(site: Site, key: str) -> None:
     site.run("kubectl create namespace my-application")
     label, request = read_commands("Query the model")[1:]
     site.run(label)
     site.cluster.kubectl("apply", "-f", "-", text=json.dumps(build_client()))
     site.run("kubectl -n my-application wait --for=condition=Ready pod/client")
-    in_pod = f"kubectl -n my-application exec client -- env KEY={passwords['key']} sh -c {shlex.quote(request)}"
+    in_pod = f"kubectl -n my-application exec client -- env KEY={key} sh -c {shlex.quote(request)}"
     answered = json.loads(site.run(in_pod))
     assert answered["model"] == "tuneline"
     assert answered["choices"][0]["message"]["role"] == "assistant"
-    refused = json.loads(site.run(in_pod.replace(passwords["key"], "wrong")))
+    refused = json.loads(site.run(in_pod.replace(key, "wrong")))
     assert refused["error"]["code"] == "invalid_api_key"
 
 
@@ -435,6 +435,36 @@ def test_probe_of_the_volume_from_two_nodes(site: Site, passwords: dict[str, str
     assert "MISSING" not in log
     nodes = site.run("kubectl -n team-a get pods -l app.kubernetes.io/name=storage-probe -o jsonpath={..nodeName}")
     assert {*nodes.split()} == {FIRST_NODE, SECOND_NODE}
+
+
+def test_drained_node_moves_the_pods_without_a_failed_request(site: Site, key: str) -> None:
+    """Both pods are on the drained node; the PodDisruptionBudget keeps one until the other's replacement serves the model."""
+
+    def list_pods() -> dict[str, str]:
+        """Return the node of each serving pod."""
+        selector = "-l app.kubernetes.io/name=triton --field-selector=status.phase=Running"
+        columns = "NAME:.metadata.name,NODE:.spec.nodeName"
+        text = site.run(f"kubectl -n team-a get pods {selector} --no-headers -o custom-columns={columns}")
+        return dict(line.split() for line in text.splitlines())
+
+    before = list_pods()
+    assert [*before.values()] == [SECOND_NODE] * 2
+    site.run(f"kubectl label node {FIRST_NODE} node.example/role=serving")
+    address = site.run("kubectl -n team-a get service triton -o jsonpath={.spec.clusterIP}")
+    with ChatTraffic(f"http://{address}:8000/v1", key) as traffic:
+        traffic.wait_for_answers(20)
+        answered = traffic.answered.copy()
+        drain = site.run(f"kubectl drain {SECOND_NODE} --ignore-daemonsets --delete-emptydir-data 2>&1")
+        answered = traffic.answered - answered
+        site.run("kubectl -n team-a wait --for=delete --timeout=180s " + " ".join(f"pod/{name}" for name in before))
+        site.run("kubectl -n team-a rollout status deployment/triton")
+        traffic.wait_for_answers(20)
+    assert traffic.failures == [], f"{traffic.answered}\n{drain}"
+    assert {*answered} == {*CLIENTS}, answered  # during the drain
+    assert "Cannot evict pod as it would violate the pod's disruption budget" in drain
+    after = list_pods()
+    assert [*after.values()] == [FIRST_NODE] * 2
+    assert not {*before} & {*after}
 
 
 def build_client() -> Json:
