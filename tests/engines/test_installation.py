@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import yaml
 
+from components.common.artifacts.artifact_folder import MANIFEST_FILENAME, compute_manifest_sha256
 from tests.deploy.rendering import DEPLOY, build_kustomization, find_kubectl
 from tests.engines.chat_traffic import CLIENTS, ChatTraffic
 from tests.engines.cluster import REQUIRED, Cluster
@@ -465,6 +467,49 @@ def test_drained_node_moves_the_pods_without_a_failed_request(site: Site, key: s
     after = list_pods()
     assert [*after.values()] == [FIRST_NODE] * 2
     assert not {*before} & {*after}
+
+
+def test_audit_reports_a_package_that_was_changed_in_the_bucket(
+    site: Site, key: str, passwords: dict[str, str]
+) -> None:
+    """A job of the hourly CronJob succeeds on the promoted version, and fails after a change of the version's files."""
+
+    def audit(name: str, condition: str) -> tuple[int, Json]:
+        """Return the exit code of a job's container, and its report."""
+        site.run(f"kubectl -n team-a create job {name} --from=cronjob/registry-audit")
+        site.run(f"kubectl -n team-a wait --for=condition={condition} --timeout=120s job/{name}")
+        status = "{.items[0].status.containerStatuses[0].state.terminated.exitCode}"
+        code = site.run(f"kubectl -n team-a get pods -l job-name={name} -o jsonpath={status}")
+        return int(code), json.loads(site.run(f"kubectl -n team-a logs job/{name}").splitlines()[-1])
+
+    code, report = audit("audit-before", "complete")
+    assert (code, report["findings"], report["aliases"]["champion"]) == (0, [], "1")
+    (site.checkout / "netrc").write_text(f"machine localhost login admin password {passwords['admin']}\n")
+    with port_forward(site):
+        address = f"http://localhost:5000/api/2.0/mlflow/model-versions/get?name={MODEL}&version=1"
+        version = json.loads(site.run(f"curl -fsS --netrc-file netrc '{address}'"))["model_version"]
+    change_manifest(site, version["source"])
+    code, report = audit("audit-after", "failed")
+    (finding,) = report["findings"]
+    assert (code, finding["kind"]) == (1, "digest")
+    assert re.fullmatch(
+        "version 1 is tagged with model digest [0-9a-f]{12}; MLflow stores model 0{12}", finding["what"]
+    )
+
+
+def change_manifest(site: Site, model: str) -> None:
+    """Replace the manifest of a logged model in MLflow's bucket by one with another digest of the files, and a matching digest of its own."""
+    address = site.run("kubectl -n storage get service s3 -o jsonpath={.spec.clusterIP}")
+    bucket = boto3.client(
+        "s3", endpoint_url=f"http://{address}:8333", aws_access_key_id=S3_KEYS[0], aws_secret_access_key=S3_KEYS[1]
+    )
+    suffix = f"/{model.removeprefix('models:/')}/artifacts/{MANIFEST_FILENAME}"
+    names = [item["Key"] for item in bucket.list_objects_v2(Bucket="mlflow")["Contents"]]
+    (name,) = [name for name in names if name.endswith(suffix)]
+    manifest = json.loads(bucket.get_object(Bucket="mlflow", Key=name)["Body"].read())
+    manifest["content_sha256"] = "0" * 64
+    manifest["manifest_sha256"] = compute_manifest_sha256(manifest)
+    bucket.put_object(Bucket="mlflow", Key=name, Body=json.dumps(manifest).encode())
 
 
 def build_client() -> Json:
