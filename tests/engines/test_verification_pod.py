@@ -1,66 +1,31 @@
-"""`tuneline verify` of a whole run in pods that have the bundle and the public key alone.
+"""`tuneline verify` of a whole run, in pods with the image that `make images` builds, the bundle and the public key.
 
-The pods are those of docs/examples/verify-bundle.yaml, in a namespace that enforces the restricted Pod Security level. Their
-image has Python and the packages of the extra `verification`, and no shell.
+The pods are those of docs/examples/verify-bundle.yaml, in a namespace that enforces the restricted Pod Security level. In the `stress` tier and
+the target `test-installation`, because building the image takes a minute and downloads its packages.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.engines.built_image import build_image
 from tests.engines.cluster import REQUIRED, Cluster
-from tests.image_packages import copy_packages, create_environment
 from tests.pipelines.command import ROOT, answer_in_process
 
-pytestmark = [pytest.mark.cluster, pytest.mark.pipeline, REQUIRED]
-IMAGE = "tuneline.test/verification:1"
+pytestmark = [pytest.mark.cluster, pytest.mark.pipeline, pytest.mark.registry, REQUIRED]
+IMAGE = "registry.example/tuneline/python-verification:1"
 EXAMPLE = ROOT / "docs" / "examples" / "verify-bundle.yaml"
-LIBRARY = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
-UNUSED_MODULES = (
-    "test",
-    "idlelib",
-    "*tkinter*",
-    "turtledemo",
-    "lib2to3",
-    "ensurepip",
-    "config-*",
-    "site-packages",
-    "_test*",
-)
 CASES = {  # exit code and text of the log by name of the Job: its bundle and its key
     "verify-bundle": (0, "release@champion, version 1: verified 4 artifacts"),
     "edited-bundle": (1, "✘ entry 3 of the history was edited"),
     "other-key": (1, "which is not trusted"),
 }
-
-
-def build_image_root(folder: Path) -> Path:
-    """Return a folder with Python, its shared libraries, tuneline and the packages of the extra `verification`."""
-    environment = create_environment(folder / "venv", copy_packages(folder / "tuneline"), ["verification"])
-    root = folder / "root"
-    prefix = root / sys.base_prefix.lstrip("/")
-    ignore = shutil.ignore_patterns("__pycache__")
-    library = Path(sys.base_prefix) / LIBRARY
-    shutil.copytree(library, prefix / LIBRARY, ignore=shutil.ignore_patterns(*UNUSED_MODULES, "__pycache__"))
-    shutil.copytree(environment / LIBRARY / "site-packages", prefix / LIBRARY / "site-packages", ignore=ignore)
-    (prefix / "bin").mkdir()
-    shutil.copy2(Path(sys.executable).resolve(), prefix / "bin" / "python3")
-    binaries = [prefix / "bin" / "python3", *prefix.rglob("*.so")]
-    linked = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False).stdout
-    for name in {*re.findall(r"(/\S+) \(0x", linked)} - {*map(str, binaries)}:
-        if not name.startswith(str(root)):
-            (root / name[1:]).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(name, root / name[1:])
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +56,8 @@ def volume(project: Path, first: dict[str, Any], tmp_path_factory: pytest.TempPa
 def build_jobs() -> list[dict[str, Any]]:
     """Return the objects of the example, and its Job with the edited bundle and with the other key."""
     policy, job = yaml.safe_load_all(EXAMPLE.read_text(encoding="utf-8"))
-    text = json.dumps(job).replace("registry.example/tuneline/python-verification:1", IMAGE)
-    text = text.replace(
-        '"tuneline", "verify"', f'"{sys.base_prefix}/bin/python3", "-P", "-m", "pipelines.cli", "verify"'
-    )
+    text = json.dumps(job)
+    assert IMAGE in text
     edited = text.replace("/verify/signed-bundle", "/verify/edited").replace('"verify-bundle"', '"edited-bundle"')
     other = text.replace("/trust/site.pub", "/trust/other.pub").replace('"verify-bundle"', '"other-key"')
     return [policy, *map(json.loads, (text, edited, other))]
@@ -102,7 +65,7 @@ def build_jobs() -> list[dict[str, Any]]:
 
 @pytest.mark.stress
 def test_bundle_of_a_run_verifies_in_a_pod(cluster: Cluster, volume: Path, tmp_path: Path) -> None:
-    cluster.add_image(build_image_root(tmp_path), IMAGE)
+    cluster.load_image(build_image("verification", IMAGE, tmp_path), IMAGE)
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a", "labels": labels}}
     size = {"storage": "1Mi"}

@@ -218,7 +218,7 @@ def test_output_names_the_alias(signed: SignedRegistry, tmp_path: Path) -> None:
 
 
 def test_example_job_is_valid_and_allowed_in_a_restricted_namespace() -> None:
-    """`make test-cluster` runs it on a cluster: tests/engines/test_verification_pod.py."""
+    """`make test-installation` runs it on a cluster: tests/engines/test_verification_pod.py."""
     policy, job = yaml.safe_load_all((ROOT / "docs" / "examples" / "verify-bundle.yaml").read_text(encoding="utf-8"))
     assert pod_security.violations(job["spec"]["template"]) == []
     for manifest in (policy, job):
