@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from components.triton_packaging.backends import BACKENDS
 from components.triton_packaging.deployment.serving_folder import CANDIDATE_SUFFIX, STREAM_SUFFIX
 from components.triton_packaging.triton_config import INPUTS, TOOLS_AS_TEXT
 from pipelines.gateway.backend_protocols import BACKEND_PROTOCOLS, AnswerChunk, find_protocol
@@ -144,12 +145,9 @@ class TritonModels:
             index = await self._stub.RepositoryIndex(
                 pb.RepositoryIndexRequest(ready=True), timeout=CALL_TIMEOUT_SECONDS
             )
-            ready = {
-                model.name
-                for model in index.models
-                if model.state == "READY" and not model.name.endswith((STREAM_SUFFIX, CANDIDATE_SUFFIX))
-            }
-            found = [served for name in sorted(ready) for served in await self._read_models(name)]
+            ready = {model.name for model in index.models if model.state == "READY"}
+            names = sorted(name for name in ready if not name.endswith((STREAM_SUFFIX, CANDIDATE_SUFFIX)))
+            found = [served for name in names for served in await self._read_models(name, ready)]
         except grpc.RpcError as error:
             raise _translate_rpc_error(error) from None
         # A canary's adapters must not replace those of the same name.
@@ -180,8 +178,8 @@ class TritonModels:
         """Return the model of this name for clients from the last list of models, or None."""
         return self._models.get(name)
 
-    async def _read_models(self, name: str) -> list[ServedModel]:
-        """Return the model with its adapters, each as a model."""
+    async def _read_models(self, name: str, ready: Set[str]) -> list[ServedModel]:
+        """Return the model with its adapters, each as a model, if all models of its package are ready."""
         answer = await self._stub.ModelConfig(pb.ModelConfigRequest(name=name), timeout=CALL_TIMEOUT_SECONDS)
         config = answer.config
         parameters = {key: value.string_value for key, value in config.parameters.items()}
@@ -189,7 +187,8 @@ class TritonModels:
         attached = json.loads(parameters.get("adapters", "{}"))
         adapters = [name if name in attached else "", *(each for each in attached if each != name)]
         context, slots, max_queue = (parameters.get(key, "") for key in ("context", "slots", "max_queue"))
-        if config.backend not in BACKEND_PROTOCOLS:
+        suffixes = BACKENDS[config.backend].model_suffixes if config.backend in BACKEND_PROTOCOLS else ()
+        if not suffixes or any(f"{name}{suffix}" not in ready for suffix in suffixes):
             return []
         return [
             ServedModel(

@@ -53,6 +53,19 @@ def test_many_requests_read_the_list_once() -> None:
     asyncio.run(run())
 
 
+def test_a_model_whose_streaming_model_still_loads_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_models, "CATALOG_SECONDS", 0.0)
+
+    async def run() -> None:
+        models, stub = await open_models()
+        stub.names = ["tiny"]
+        assert await models.list_models() == []
+        stub.names = ["tiny", "tiny_stream"]
+        assert [each.name for each in await models.list_models()] == ["tiny"]
+
+    asyncio.run(run())
+
+
 def test_an_old_list_is_used_while_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         models, stub = await open_models()
