@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import math
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -128,6 +129,7 @@ def open_engines(
     """
     import torch
 
+    os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")  # as the package's backend, see tuneline_vllm_engine.py
     for model in [base, tuned] if base else [tuned]:
         entry = find_quantization(quantization) if model is tuned else None
         # The data type of the weights in the transformers engine on this device, unless vLLM refuses it.

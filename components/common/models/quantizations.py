@@ -39,6 +39,8 @@ class Quantization:
 QUANTIZATIONS: Mapping[str, Quantization] = {
     "int8": Quantization("python", weight_bits=8),
     "fp8": Quantization("vllm", weight_bits=8, preset="FP8_DYNAMIC", hardware="NVIDIA Ada to Blackwell, AMD MI300"),
+    # With the embedded model, 414 log-probabilities of vLLM 0.32's CPU build (bfloat16) differ from those of transformers
+    # (float32) by 0.058 nats on average and at most 0.32; without quantization, by 0.048 and 0.22.
     "int4-gptq": Quantization(
         "vllm",
         weight_bits=4,

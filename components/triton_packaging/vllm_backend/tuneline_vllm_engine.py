@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import os
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,11 @@ class VllmEngine:
         Triton's documentation writes booleans as "true" and "false"; these strings are converted. On a CPU, one adapter
         slot is added. In a batch with adapters, vLLM's CPU build (0.32) computes a request without an adapter
         (index -1) with the adapter in the last slot. An empty last slot has no effect on such a request.
+
+        The CPU build rounds the inputs of 4-bit layers to int8 unless VLLM_CPU_INT4_W4A8 is 0. With the embedded model,
+        this changes log-probabilities by 0.46 nats on average, ten times as much as bfloat16; packaging does not measure it.
         """
+        os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")
         from vllm import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM

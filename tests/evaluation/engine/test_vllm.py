@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,7 @@ def install_fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ModuleType("vllm")
     vllm.LLM, vllm.SamplingParams = FakeLLM, build_sampling_params  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.delenv("VLLM_CPU_INT4_W4A8", raising=False)
     monkeypatch.setattr(engine_loading, "resolve_engine", lambda engine, model: engine)
     FakeLLM.instances.clear()
 
@@ -103,6 +105,7 @@ def test_vllm_matches_transformers_engine(
             for loadable, engine in engines
         ]
     assert [result[0] for result in results["vllm"]] == [base_model.sha256, model.sha256]
+    assert os.environ["VLLM_CPU_INT4_W4A8"] == "0", "vLLM would round the inputs of 4-bit layers on a CPU"
     for ours, theirs in zip(results["transformers"], results["vllm"], strict=True):
         assert_likelihoods_close(theirs[1], ours[1])
         assert theirs[2] == ours[2]
