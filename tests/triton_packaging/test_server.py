@@ -239,7 +239,9 @@ def test_package_with_different_answers_is_not_published(
 ) -> None:
     from components.triton_packaging import stage
 
-    def other_weights(model: LoadableModel, output: Path, config: TritonPackagingConfig, dtype: str, _: Any) -> Path:
+    def other_weights(
+        model: LoadableModel, output: Path, config: TritonPackagingConfig, dtype: str, *_: object
+    ) -> Path:
         return write_repository(base_model, output, config, dtype)
 
     monkeypatch.setattr(stage, "write_repository", other_weights)
