@@ -65,7 +65,7 @@ def test_unused_configuration_of_the_folder_is_reported(
     (tmp_path / "customization.yaml").write_text("seed: 1\n", encoding="utf-8")
     process = run_in_process("compile", *options, "-o", "pipeline.yaml", "--json", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
-    assert ("customization.yaml of this folder is not used" in process.stderr) == is_warned
+    assert ("customization.yaml in this folder is not used" in process.stderr) == is_warned
 
 
 def test_escape_sequences_in_results_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
