@@ -983,6 +983,23 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     return [*_find_row_conflicts(c), *_find_adaptation_conflicts(c), *_find_distribution_conflicts(c)]
 
 
+def _find_rollout_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
+    adaptation, is_other = c.adaptation_spec, c.rollout_engine.answer is not None
+    return [
+        (
+            is_other and not c.objective_spec.has_rewards,
+            f"grpo.rollouts.engine {c.grpo.rollouts.engine} cannot be used with {c.objective}; expected objective grpo or "
+            "rloo",
+        ),
+        (
+            is_other and (adaptation.is_prompt_based or c.compile),
+            f"grpo.rollouts.engine {c.grpo.rollouts.engine} cannot be used with adaptation {c.adaptation} and compile "
+            f"{str(c.compile).lower()}: it generates without virtual tokens, and has not been tested with compiled "
+            "layers; expected lora, qlora, ia3 or full, and compile false",
+        ),
+    ]
+
+
 def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     adaptation, objective = c.adaptation_spec, c.objective_spec
     times_processes = f" × processes {c.processes}" if c.processes > 1 else ""
@@ -1047,17 +1064,7 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             objective.has_teacher and adaptation.is_prompt_based,
             f"adaptation {c.adaptation} cannot be used with {c.objective}: the loss is computed without virtual tokens",
         ),
-        (
-            c.rollout_engine.answer is not None and not objective.has_rewards,
-            f"grpo.rollouts.engine {c.grpo.rollouts.engine} cannot be used with {c.objective}; expected objective grpo or "
-            "rloo",
-        ),
-        (
-            c.rollout_engine.answer is not None and (adaptation.is_prompt_based or c.compile),
-            f"grpo.rollouts.engine {c.grpo.rollouts.engine} cannot be used with adaptation {c.adaptation} and compile "
-            f"{str(c.compile).lower()}: it generates without virtual tokens, and has not been tested with compiled "
-            "layers; expected lora, qlora, ia3 or full, and compile false",
-        ),
+        *_find_rollout_conflicts(c),
         (
             bool(c.grpo.rewards) and not any(reward.weight for reward in c.grpo.rewards),
             "grpo.rewards: every weight is 0; expected at least one above 0",

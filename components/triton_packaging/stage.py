@@ -59,9 +59,8 @@ def package(
 ) -> Artifact:
     """Write a Triton model repository into `output`, prove it, and publish it as an artifact of kind repository.
 
-    The payload is everything in the model folders, and proof.json without timings; report.html is not part of it. If Triton or a
-    requirement of the backend is missing, the package is published without proof. The summary's `proof` is then null,
-    and `unproven_because` contains the reason.
+    The payload is everything in the model folders, and proof.json without timings; report.html is not part of it. Without Triton or
+    a requirement of the backend, the package is unproven: the summary's `proof` is null, and `unproven_because` the reason.
 
     Args:
         adapters: additional models with the same base, by adapter name; only the vLLM backend supports them.
@@ -123,9 +122,8 @@ def package(
             log = output / "triton.log"  # kept if the proof fails
             proof = serving_proof.prove(originals, output, config, dtype, seed=seed, log=log, reporter=reporter)
             log.unlink()
-            for folder in list_model_folders(
-                output, config
-            ):  # bytecode that the server compiled is not part of the package
+            # Bytecode that the server compiled is not part of the package.
+            for folder in list_model_folders(output, config):
                 shutil.rmtree(folder / VERSION / "__pycache__", ignore_errors=True)
         if config.backend == "vllm" and config.serving_root:  # the proof needs paths relative to the package
             vllm_package.prefix_paths(output / config.model_name / VERSION, config.serving_root)
