@@ -17,6 +17,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from components.common.runtime import virtual_environments
 from components.common.runtime.errors import EngineMissingError, TunelineError
 
 NUMPY_REQUIREMENT = "numpy==1.26.4"  # the last release before 2; it has wheels for Python 3.9 to 3.12
@@ -59,7 +60,7 @@ def missing_reason() -> str | None:
         )
     if not _get_python().exists():
         return f"the serving environment in {get_environment_folder()} does not exist"
-    if not any(_get_site_packages().glob("numpy-1.*.dist-info")):
+    if not any(virtual_environments.get_site_packages(get_environment_folder()).glob("numpy-1.*.dist-info")):
         return f"the serving environment in {get_environment_folder()} contains no numpy below 2"
     return None
 
@@ -77,6 +78,7 @@ def create_environment(package_folders: Sequence[str] = ()) -> Path:
 
     Raises:
         EngineMissingError: no numpy below 2 exists for this Python.
+        ConfigurationError: the folder has other content.
         TunelineError: pip fails, or the environment does not work.
     """
     if missing_reason() is None and find_defect() is None:
@@ -85,14 +87,12 @@ def create_environment(package_folders: Sequence[str] = ()) -> Path:
         raise EngineMissingError(
             missing_reason() or "", hint="Install tuneline with Python 3.11 or 3.12 to prove and promote packages."
         )
-    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(get_environment_folder())])
-    (_get_site_packages() / "tuneline_environment.pth").write_text(
-        "\n".join([*(package_folders or [sysconfig.get_path("purelib")]), PTH_LINE]), encoding="utf-8"
-    )
+    folder = get_environment_folder()
+    virtual_environments.create(folder, "\n".join([*(package_folders or [sysconfig.get_path("purelib")]), PTH_LINE]))
     pip = [sys.executable, "-m", "pip", "--python", str(_get_python())]
-    requirements = get_environment_folder() / "requirements.txt"
+    requirements = folder / "requirements.txt"
     requirements.write_text(" ".join([NUMPY_REQUIREMENT, *(f"--hash=sha256:{digest}" for digest in NUMPY_HASHES)]))
-    _run(
+    virtual_environments.run_command(
         [
             *pip,
             "install",
@@ -113,11 +113,7 @@ def create_environment(package_folders: Sequence[str] = ()) -> Path:
 
 
 def _get_python() -> Path:
-    return get_environment_folder() / "bin" / "python3"
-
-
-def _get_site_packages() -> Path:
-    return get_environment_folder() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    return virtual_environments.get_python(get_environment_folder())
 
 
 def find_defect() -> str | None:
@@ -136,16 +132,6 @@ def _run_script(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(_get_python()), "-I", "-c", script], capture_output=True, text=True, timeout=SCRIPT_SECONDS, check=False
     )
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
-        raise TunelineError(
-            f"python {' '.join(command[1:4])} failed: {last}",
-            hint="Check that pip can reach its package index.",
-        )
 
 
 if __name__ == "__main__":

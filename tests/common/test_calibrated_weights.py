@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,9 +34,10 @@ from components.common.models import (
 )
 from components.common.models.calibrated_weights import CalibratedWeights, CalibrationError, load_or_quantize
 from components.common.models.model_loading import LoadableModel
+from components.common.runtime import virtual_environments
 from components.common.runtime.errors import ConfigurationError, TunelineError
 from components.common.runtime.reporters import SilentReporter
-from components.triton_packaging import quantization
+from components.triton_packaging import quantization, serving_env
 from components.triton_packaging.config import TritonPackagingConfig
 from tests.datasets import small_dataset
 from tests.quantization_environment import make_environment
@@ -93,7 +95,7 @@ def test_environment_is_complete_only_after_its_check(tmp_path: Path, monkeypatc
         elif quantization_env.CHECK_SCRIPT in command and len(commands) == 3:
             raise TunelineError("llm-compressor cannot be imported", hint="")
 
-    monkeypatch.setattr(quantization_env, "_run", run)
+    monkeypatch.setattr(virtual_environments, "run_command", run)
     with pytest.raises(TunelineError, match="cannot be imported"):
         quantization_env.create_environment()
     assert "is incomplete" in str(quantization_env.missing_reason())
@@ -104,12 +106,23 @@ def test_environment_is_complete_only_after_its_check(tmp_path: Path, monkeypatc
     assert len(commands) == 6
 
 
-def test_folder_with_other_content_is_not_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNELINE_QUANTIZATION_ENV", str(tmp_path))
+@pytest.mark.parametrize(
+    ("module", "variable"),
+    [(quantization_env, "TUNELINE_QUANTIZATION_ENV"), (serving_env, "TUNELINE_SERVING_ENV")],
+)
+def test_folder_with_other_content_is_not_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, variable: str
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path))
     (tmp_path / "notes.txt").write_text("kept", encoding="utf-8")
-    monkeypatch.setattr(quantization_env, "_run", lambda command: pytest.fail(f"{command} ran"))
-    with pytest.raises(ConfigurationError, match="is not empty and not a quantization environment"):
-        quantization_env.create_environment()
+    monkeypatch.setattr(virtual_environments, "run_command", lambda command: pytest.fail(f"{command} ran"))
+    with pytest.raises(ConfigurationError, match="is not empty and not an environment of tuneline"):
+        module.create_environment()
+    monkeypatch.setattr(
+        sys, "prefix", str(tmp_path)
+    )  # an interrupted creation in tuneline's own environment is repaired
+    with pytest.raises(pytest.fail.Exception, match="ran"):
+        module.create_environment()
 
 
 @pytest.mark.parametrize("stage", ["evaluation", "triton_packaging"])

@@ -1300,7 +1300,7 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     ),
     "llm-compressor failed with …: …": ("quantization", 1),
     "calibration results in the … weights …; the evaluation measured …": ("quantization", 1),
-    "… is not empty and not a quantization environment": ("configuration", 2),
+    "… is not empty and not an environment of tuneline": ("configuration", 2),
     "the training split of … has no row with an answer; calibration requires at least 1": ("input", 1),
     "the … model has no linear layer to quantize; expected at least one": ("quantization", 1),
     "triton_packaging.quantization is set, but the dataset that the model was trained on is not available": (

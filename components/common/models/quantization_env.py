@@ -14,17 +14,17 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+from components.common.runtime import virtual_environments
 from components.common.runtime.errors import ConfigurationError, EngineMissingError, TunelineError
 
 REQUIREMENTS = ("llmcompressor==0.14.0.1", "transformers==5.17.0", "compressed-tensors==0.19.0")
 CREATE_COMMAND = "python -m components.common.models.quantization_env"
 CHECK_SCRIPT = "from llmcompressor import oneshot"
-PTH_FILENAME, MARKER_FILENAME = "tuneline_environment.pth", "tuneline_environment.json"
+MARKER_FILENAME = "tuneline_environment.json"
 
 
 def get_environment_folder() -> Path:
@@ -34,7 +34,7 @@ def get_environment_folder() -> Path:
 
 def get_python() -> Path:
     """Return the environment's interpreter; it may not exist."""
-    return get_environment_folder() / "bin" / "python3"
+    return virtual_environments.get_python(get_environment_folder())
 
 
 def missing_reason() -> str | None:
@@ -55,7 +55,9 @@ def describe_complete() -> str:
 
 def list_versions() -> list[str]:
     """Return the environment's own distributions, and torch, as "name-version"."""
-    own = sorted(path.stem for path in _get_site_packages().glob("*.dist-info"))
+    own = sorted(
+        path.stem for path in virtual_environments.get_site_packages(get_environment_folder()).glob("*.dist-info")
+    )
     return [*own, f"torch-{importlib.metadata.version('torch')}"]
 
 
@@ -83,36 +85,16 @@ def create_environment() -> Path:
     if missing_reason() is None:
         return get_environment_folder()
     folder = get_environment_folder()
-    if folder.exists() and any(folder.iterdir()) and not list(folder.glob(f"lib/*/site-packages/{PTH_FILENAME}")):
-        raise ConfigurationError(
-            f"{folder} is not empty and not a quantization environment",
-            hint="Set TUNELINE_QUANTIZATION_ENV to a new folder, or delete this folder.",
-        )
     packages = Path(sysconfig.get_path("purelib"))
     if not (packages / "torch").exists():
         raise EngineMissingError("torch is not installed", hint="Install tuneline's models extra.")
-    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
     # The environment's own packages precede those of tuneline's environment.
-    (_get_site_packages() / PTH_FILENAME).write_text(f"{packages}\n", encoding="utf-8")
+    virtual_environments.create(folder, f"{packages}\n")
     pip = [sys.executable, "-m", "pip", "--python", str(get_python()), "--disable-pip-version-check"]
-    _run([*pip, "install", "--quiet", *REQUIREMENTS])
-    _run([str(get_python()), "-I", "-c", CHECK_SCRIPT])
+    virtual_environments.run_command([*pip, "install", "--quiet", *REQUIREMENTS])
+    virtual_environments.run_command([str(get_python()), "-I", "-c", CHECK_SCRIPT])
     (folder / MARKER_FILENAME).write_text(describe_complete(), encoding="utf-8")
     return folder
-
-
-def _get_site_packages() -> Path:
-    return get_environment_folder() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
-        raise TunelineError(
-            f"python {' '.join(command[1:4])} failed: {last}",
-            hint="Check that pip can reach its package index.",
-        )
 
 
 if __name__ == "__main__":
