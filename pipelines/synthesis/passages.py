@@ -79,6 +79,15 @@ class Passages:
     inputs: list[ArtifactInput] = field(default_factory=list)
     unreadable: list[UnreadableRecord] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, passage: Passage) -> None:
+        """Add a passage; count an equal one as rejected."""
+        if passage.sha256 in self._seen:
+            self.rejected["exact_duplicate"] += 1
+        else:
+            self._seen.add(passage.sha256)
+            self.passages.append(passage)
 
     @property
     def documents(self) -> int:
@@ -99,7 +108,7 @@ def read_passages(
         ConfigurationError: a source or an evaluation set does not exist.
         InputError: no source contains a passage or prompt.
     """
-    found, seen = Passages(), set[str]()
+    found = Passages()
     index = None
     if reads == "passage" and curation.text_unit == "auto":
         curation = curation.model_copy(update={"text_unit": "section"})
@@ -118,9 +127,9 @@ def read_passages(
                 for record in records:
                     for row in _parse_rows(record, curation, found, reads):
                         if reads == "prompt":
-                            _add_prompt(row, source, curation, index, found, seen)
+                            _add_prompt(row, source, curation, index, found)
                         else:
-                            _add_passage(row, source, curation, found, seen)
+                            _add_passage(row, source, curation, found)
             reporter.progress(number, len(sources), "files")
     if not found.passages:
         _raise_empty(found, reads)
@@ -160,7 +169,7 @@ def _parse_rows(
     return rows
 
 
-def _add_passage(row: Row, source: Source, curation: DataCurationConfig, found: Passages, seen: set[str]) -> None:
+def _add_passage(row: Row, source: Source, curation: DataCurationConfig, found: Passages) -> None:
     text_normalization.normalize_row(row)
     _, private = redaction.redact_row(row, curation.personal_data)
     rejection = row_filters.find_rejection(MeasuredRow(row), curation) or private
@@ -171,11 +180,8 @@ def _add_passage(row: Row, source: Source, curation: DataCurationConfig, found: 
         found.rejected[rejection.reason] += 1
     elif len(text.split()) < MIN_PASSAGE_WORDS and text.isascii():
         found.rejected["short_passage"] += 1
-    elif passage.sha256 in seen:
-        found.rejected["exact_duplicate"] += 1
     else:
-        seen.add(passage.sha256)
-        found.passages.append(passage)
+        found.add(passage)
 
 
 def _add_prompt(
@@ -184,7 +190,6 @@ def _add_prompt(
     curation: DataCurationConfig,
     index: EvaluationIndex | None,
     found: Passages,
-    seen: set[str],
 ) -> None:
     """Add the conversation of a row up to its last user turn. The answer of the row is not filtered, as it is replaced."""
     text_normalization.normalize_row(row)
@@ -209,11 +214,8 @@ def _add_prompt(
         found.rejected["empty_prompt"] += 1
     elif row.content.get("tools") or any(message["role"] == "tool" for message in messages):
         found.rejected["has_tools"] += 1
-    elif passage.sha256 in seen:
-        found.rejected["exact_duplicate"] += 1
     else:
-        seen.add(passage.sha256)
-        found.passages.append(passage)
+        found.add(passage)
 
 
 def _extract_prompt(row: Row) -> tuple[tuple[dict[str, str], ...], str]:

@@ -130,14 +130,9 @@ def load_or_quantize(
     quantization_env.check_environment(quantization)
     rows = _read_calibration_rows(model, dataset, seed)
     calibration_sha256 = hashing.digest(rows)
-    inputs = [
-        model.sha256,
-        model.base.sha256,
-        asdict(QUANTIZATIONS[quantization]),
-        calibration_sha256,
-        packages := quantization_env.list_versions(),
-    ]
-    key = hashing.digest([*inputs, hashing.sha256_file(WORKER), hashing.sha256_file(Path(__file__))])
+    packages, code = quantization_env.list_versions(), [hashing.sha256_file(path) for path in (WORKER, Path(__file__))]
+    inputs = [model.sha256, model.base.sha256, asdict(QUANTIZATIONS[quantization]), calibration_sha256]
+    key = hashing.digest([*inputs, packages, *code])
     folder = state / STATE_FOLDER / key
     if found := _load(folder):
         weights = str(found.statement["weights_sha256"])[:12]
@@ -224,9 +219,8 @@ def _run_worker(model: LoadableModel, quantization: str, rows: list[list[int]], 
     merged = loaded.merge_and_unload() if model.adapter else loaded
     group_size = select_group_size(merged, quantization)
     merged.bfloat16().save_pretrained(work / "merged")
-    model_loading.save_tokenizer(
-        model_loading.load_tokenizer(model.tokenizer), work / "merged"
-    )  # llm-compressor loads it
+    # llm-compressor loads the tokenizer.
+    model_loading.save_tokenizer(model_loading.load_tokenizer(model.tokenizer), work / "merged")
     del loaded, merged
     gc.collect()
     job = QuantizationJob(

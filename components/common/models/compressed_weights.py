@@ -48,7 +48,7 @@ def save_compressed(model: PreTrainedModel, folder: Path, dtype: str, preset: st
 
 
 def _compress_linear_layers(model: PreTrainedModel, preset: str) -> list[torch.nn.Module]:
-    """Replace the weights of a model's linear layers by integers or FP8 numbers and scales, and return these layers.
+    """Replace the weights of a model's linear layers by FP8 numbers and scales, and return these layers.
 
     A compressed weight is the weight divided by the scale of its row: the row's largest magnitude divided by the largest
     number of the type, 448 for FP8 (E4M3).

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from components.common.models import calibrated_weights
 from components.common.runtime import filesystem
 from components.common.runtime.counts import format_count
 from components.common.runtime.errors import TunelineError, UsageError
@@ -31,7 +32,7 @@ from pipelines.runs import run_folder
 
 PINS_FOLDER = "pins"  # of the store's notes; each note has the name of a pinned artifact or run
 SHA256 = re.compile("[0-9a-f]{64}")
-TOKEN_CACHE_FOLDER, QUANTIZED_WEIGHTS_FOLDER = "tokens", "quantized_weights"
+TOKEN_CACHE_FOLDER = "tokens"
 REPOSITORY_HINT = "set the repository of the runs with -c or --set data_versioning.repository=…"
 # State folders without an entry per cache key. Their stages delete their own files, except for evaluation scores.
 UNKEYED_STATE_FOLDERS = ("data_versioning", "data_repositories", "evaluation")
@@ -392,7 +393,7 @@ def _walk(path: Path) -> Iterator[Path]:
 
 def is_touched_on_use(path: Path) -> bool:
     """Return whether jobs set the modification time of this state on use; other state folders are locked instead."""
-    return path.is_file() or path.parent.name in (TOKEN_CACHE_FOLDER, QUANTIZED_WEIGHTS_FOLDER)
+    return path.is_file() or path.parent.name in (TOKEN_CACHE_FOLDER, calibrated_weights.STATE_FOLDER)
 
 
 def _list_job_references(folder: Path, path: Path) -> tuple[str, ...]:
