@@ -1,20 +1,19 @@
-"""Distillation: the teacher's source, checks and digest, and TRL's trainer with tokenized prompts and greedy validation."""
+"""Distillation: the teacher's source, checks and digest. Its trainer is in `rollout_trainer`, which needs TRL."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from components.common.models import model_loading
 from components.common.models.model_loading import LocalBaseModel
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
-from components.fine_tuning import model_support, rollout_trainer
+from components.fine_tuning import model_support
 from components.fine_tuning.config import FineTuningConfig
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase, Trainer
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 C = TypeVar("C", bound=FineTuningConfig)
 TEACHER_INPUT = "teacher"  # kind of the input in the manifest of a distilled model
@@ -93,45 +92,3 @@ def _change_settings(config: C, changes: dict[str, str]) -> C:
     if not changes:
         return config
     return config.model_copy(update={"distillation": config.distillation.model_copy(update=changes)})
-
-
-def distill_tokens(base: type[Trainer], samples_path: Path) -> type[Trainer]:
-    """Return a subclass of TRL's distillation trainer for tokenized prompts, which validates on answers without sampling.
-
-    Args:
-        base: TRL's trainer.
-        samples_path: Log of the answers to the first validation prompts.
-    """
-    generating = rollout_trainer.generate_from_tokens(base)
-
-    class DistillationTrainer(generating):  # type: ignore[misc,valid-type]
-        samples: list[dict[str, str]]
-
-        def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-            """Measure the divergence on greedy answers, which consume no random numbers."""
-            self.samples = []
-            with self.decode_greedily():
-                metrics: dict[str, float] = super().evaluate()
-            if self.is_world_process_zero():
-                with samples_path.open("a", encoding="utf-8") as file:
-                    for sample in self.samples[: rollout_trainer.LOGGED_SAMPLES]:
-                        line = {"step": self.state.global_step, **sample}
-                        file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            return metrics
-
-        def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            """Compute in the compute precision: TRL calls the layers without the forward that Accelerate wraps."""
-            with self.accelerator.autocast():
-                return super()._compute_loss(*args, **kwargs)
-
-        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            if not self.model.training and len(self.samples) < rollout_trainer.LOGGED_SAMPLES:
-                decode = self.processing_class.batch_decode
-                texts = (decode(batch[f"{part}_ids"], skip_special_tokens=True) for part in ("prompt", "completion"))
-                self.samples += [
-                    {"prompt": prompt.strip(), "answer": answer.strip()} for prompt, answer in zip(*texts, strict=True)
-                ]
-            return batch
-
-    return DistillationTrainer

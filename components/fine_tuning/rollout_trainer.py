@@ -1,4 +1,4 @@
-"""TRL trainers with tokenized prompts; the GRPO and RLOO trainers with tuneline's rewards and greedy validation."""
+"""TRL trainers with tokenized prompts; the GRPO and RLOO trainers with tuneline's rewards; greedy validation."""
 
 from __future__ import annotations
 
@@ -174,3 +174,45 @@ def score_rollouts(base: type[Trainer], config: Recipe, samples_path: Path, inpu
                     file.write(json.dumps({**line, "reward": round(reward, 4)}, ensure_ascii=False) + "\n")
 
     return RolloutTrainer
+
+
+def distill_tokens(base: type[Trainer], samples_path: Path) -> type[Trainer]:
+    """Return a subclass of TRL's distillation trainer for tokenized prompts, which validates on answers without sampling.
+
+    Args:
+        base: TRL's trainer.
+        samples_path: Log of the answers to the first validation prompts.
+    """
+    generating = generate_from_tokens(base)
+
+    class DistillationTrainer(generating):  # type: ignore[misc,valid-type]
+        samples: list[dict[str, str]]
+
+        def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+            """Measure the divergence on greedy answers, which consume no random numbers."""
+            self.samples = []
+            with self.decode_greedily():
+                metrics: dict[str, float] = super().evaluate()
+            if self.is_world_process_zero():
+                with samples_path.open("a", encoding="utf-8") as file:
+                    for sample in self.samples[:LOGGED_SAMPLES]:
+                        line = {"step": self.state.global_step, **sample}
+                        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            return metrics
+
+        def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            """Compute in the compute precision: TRL calls the layers without the forward that Accelerate wraps."""
+            with self.accelerator.autocast():
+                return super()._compute_loss(*args, **kwargs)
+
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            if not self.model.training and len(self.samples) < LOGGED_SAMPLES:
+                decode = self.processing_class.batch_decode
+                texts = (decode(batch[f"{part}_ids"], skip_special_tokens=True) for part in ("prompt", "completion"))
+                self.samples += [
+                    {"prompt": prompt.strip(), "answer": answer.strip()} for prompt, answer in zip(*texts, strict=True)
+                ]
+            return batch
+
+    return DistillationTrainer

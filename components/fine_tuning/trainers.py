@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.fine_tuning import batch_order, distillation, muon, reference_free_trainer, rollout_trainer, sharding
+from components.fine_tuning import batch_order, muon, reference_free_trainer, rollout_trainer, sharding
 from components.fine_tuning.config import Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL
 from components.fine_tuning.optimizers import OPTIMIZERS
@@ -37,7 +37,7 @@ def _build_objective_class(config: Recipe, samples_path: Path, inputs: RewardInp
     if config.objective_spec.has_rewards:
         return rollout_trainer.score_rollouts(base, config, samples_path, inputs)
     if config.objective_spec.has_teacher:
-        return distillation.distill_tokens(base, samples_path)
+        return rollout_trainer.distill_tokens(base, samples_path)
     return base
 
 

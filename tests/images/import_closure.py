@@ -11,6 +11,8 @@ from pathlib import Path
 from tests.pipelines.command import ROOT
 
 FIRST_PARTY = ("components", "pipelines")
+# Modules that run with the packages of an environment of their own.
+OTHER_ENVIRONMENTS = {"components.common.models.calibration_worker"}
 
 
 def third_party_imports(source: str) -> set[str]:
@@ -20,7 +22,9 @@ def third_party_imports(source: str) -> set[str]:
         name = pending.pop()
         top = name.partition(".")[0]
         if top in FIRST_PARTY:
-            own_modules = {module for module in _with_packages(name) if _source_file(module)} - visited
+            own_modules = (
+                {module for module in _with_packages(name) if _source_file(module)} - visited - OTHER_ENVIRONMENTS
+            )
             visited |= own_modules
             pending |= {imported for module in own_modules for imported in _imports_of(module)}
         elif top not in sys.stdlib_module_names:

@@ -892,7 +892,7 @@ def test_missing_registry_is_reported_and_not_created(tmp_path: Path) -> None:
 def read_documented_json(command: str) -> dict[str, Any]:
     """Return the object that docs/reference/cli.md documents for a command; a key without a value is null."""
     page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    match = re.search(rf"^{command} +(\{{.*?\}})$(?=\n\S)", page, re.MULTILINE | re.DOTALL)
+    match = re.search(rf"^{command} +(\{{.*?\}})(;$|$(?=\n\S))", page, re.MULTILINE | re.DOTALL)
     assert match, f"docs/reference/cli.md does not document the JSON of {command}"
     document: dict[str, Any] = json.loads(
         re.sub(r'("\w+")(?=[,}])', r"\1: null", re.sub(r"\b(split|reason):", r'"\1":', match[1]))
