@@ -8,7 +8,15 @@ from datetime import date
 from typing import Any
 
 from components.common.reporting import html_report
-from examples.flywheel.steps import ANSWER_TOKENS, LAST_CLEAN_DAY, MODEL_NAME, SHADOW_DAY
+from examples.flywheel.steps import (
+    ANSWER_TOKENS,
+    FIRST_WHOLE_DAY,
+    LAST_CLEAN_DAY,
+    LAST_DAY,
+    LAST_FEEDBACK_DAY,
+    MODEL_NAME,
+    SHADOW_DAY,
+)
 
 Json = dict[str, Any]
 MAX_ANSWER_CHARACTERS = 400
@@ -36,7 +44,7 @@ def summarize(steps: Mapping[str, Json]) -> Json:
         "questions": sum(each["answers"] for each in (first, shadow, later)),
         "captured": sum(each["captured"] for each in (first, shadow, later)),
         **checks,
-        "corrections": results["give_feedback"]["corrections"],
+        "corrections": first["corrections"],
         "training_rows": cycle["export"]["conversations"],
         "held_back_rows": cycle["export"]["held_back"],
         "reasons": cycle["reasons"],
@@ -53,14 +61,14 @@ def describe(summary: Json) -> str:
     first, following = summary["first_version"], summary["next_version"]
     held_back, shadow = summary["comparison"], summary["shadow_comparison"]
     return (
-        "Users' questions shifted to another part of Python's standard "
-        f"library. The drift check raised an alarm on day {summary['find_drift']['alarm_day']}. "
+        f"Version {first} answered simulated users, whose questions shifted to another part of Python's standard library on "
+        f"day {LAST_CLEAN_DAY + 1}. The drift check raised an alarm on day {summary['find_drift']['alarm_day']}. "
         f"{summary['corrections']} corrected answers yielded {summary['training_rows']} training rows for version {following}. "
-        f"On {held_back['pairs']} held-back questions, version {following} was {held_back['decision']} compared with "
-        f"version {first}. On {shadow['pairs']} live questions that it answered as a shadow, version {following} was "
-        f"{shadow['decision']}. Version {following} was {summary['decision']}. "
-        f"On the following days, the drift check raised {'an' if summary['check_again']['alarm'] else 'no'} "
-        "alarm against the new reference."
+        f"On {held_back['pairs']} held-back questions, version {following} was {held_back['decision']} in the "
+        f"comparison with version {first}. On {shadow['pairs']} live questions that it answered as a shadow, "
+        f"version {following} was {shadow['decision']}. Version {following} was {summary['decision']}. "
+        f"After that, the drift check raised {'an' if summary['check_again']['alarm'] else 'no'} alarm against the new "
+        "reference."
     )
 
 
@@ -71,7 +79,7 @@ def render(steps: Mapping[str, Json]) -> str:
         "questions answered": summary["questions"],
         "day of the alarm": summary["find_drift"]["alarm_day"],
         "corrections": summary["corrections"],
-        "gain in chrF, from 0 to 1": float(summary["shadow_comparison"]["mean_difference"]),
+        "gain in chrF (scale 0 to 1)": float(summary["shadow_comparison"]["mean_difference"]),
         "minutes": round(sum(summary["seconds"].values()) / 60),
     }
     versions = [f"version {summary[name]}" for name in ("first_version", "next_version")]
@@ -94,7 +102,7 @@ def render(steps: Mapping[str, Json]) -> str:
         "Simulated parts": html_report.render_paragraph(
             "Users, editors and days are simulated. The gateway captured the requests with this machine's clock; the "
             "rows were then copied to the simulated days. A model of this size learns the form of the corrections, but few of their facts. "
-            f"Answers are cut after {ANSWER_TOKENS} tokens."
+            f"Answers are truncated after {ANSWER_TOKENS} tokens."
         ),
     }
     return html_report.render_page("The flywheel", f"{MODEL_NAME}, {versions[0]} to {versions[1]}", sections)
@@ -107,17 +115,20 @@ def _plot_evidence(summary: Json) -> str:
         for name, check in checks.items()
     }
     days = [day for days, _ in lines.values() for day in days]
-    lines["alarm"] = ([min(days), max(days)], [math.log10(summary["find_drift"]["threshold"])] * 2)
-    caption = "Evidence of drift after each day. Above the line, the check raises an alarm."
+    lines["alarm threshold"] = ([min(days), max(days)], [math.log10(summary["find_drift"]["threshold"])] * 2)
+    caption = "Evidence of drift (e-value) after each day. At the threshold, the check raises an alarm."
     return html_report.plot_lines(lines, x="simulated day", y="log10 of the e-value", caption=caption)
 
 
 def _render_events(summary: Json, first_rows: int) -> str:
     drift, again = summary["find_drift"], summary["check_again"]
     held_back, shadow = summary["comparison"], summary["shadow_comparison"]
-    tested, last, end = min(drift["e_values"]), max(drift["e_values"]), max(again["e_values"])
+    tested, last = min(drift["e_values"]), max(drift["e_values"])
     alarm = f"e-value {drift['e_values'][drift['alarm_day']]:.3g}; the threshold is {drift['threshold']:g}"
-    peak = f"highest e-value {max(again['e_values'].values()):.3g} against {again['reference']['name']}"
+    peak = (
+        f"highest e-value {max(again['e_values'].values()):.3g} against the new reference, days {FIRST_WHOLE_DAY}–"
+        f"{LAST_FEEDBACK_DAY}"
+    )
     events = {
         f"before day 1: version {summary['first_version']}": f"trained on {first_rows} questions about text and data",
         f"days 1–{tested - 1}: reference": f"{drift['reference']['prompts']} captured questions about text and data",
@@ -130,8 +141,8 @@ def _render_events(summary: Json, first_rows: int) -> str:
         f"day {SHADOW_DAY}: shadow": f"version {summary['next_version']} answers copies of the questions: "
         f"{shadow['decision']}, {_describe_test(shadow)}",
         f"day {SHADOW_DAY}: {summary['decision']}": summary["reason"],
-        f"days {SHADOW_DAY + 1}–{end}: traffic": f"answered by version {summary['next_version']}",
-        f"day {end}: {'alarm' if again['alarm'] else 'no alarm'}": peak,
+        f"day {LAST_DAY}: traffic": f"answered by version {summary['next_version']}",
+        f"day {LAST_DAY}: {'alarm' if again['alarm'] else 'no alarm'}": peak,
     }
     return html_report.render_facts({event: (text, "") for event, text in events.items()})
 

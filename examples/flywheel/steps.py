@@ -32,7 +32,7 @@ Json = dict[str, Any]
 MODEL_NAME = "python-helper"
 TRAINING_QUESTIONS = 280  # of the first version; the simulated users ask others
 QUESTIONS_PER_DAY = 50  # the smallest window of the drift check
-LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, SHADOW_DAY, LAST_DAY = 4, 5, 7, 9, 10, 12
+LAST_REFERENCE_DAY, LAST_CLEAN_DAY, FIRST_WHOLE_DAY, LAST_FEEDBACK_DAY, SHADOW_DAY, LAST_DAY = 3, 4, 6, 8, 9, 10
 CLIENTS, SHADOW_CLIENTS, ANSWER_TOKENS, TIMEOUT_SECONDS = 16, 4, 16, 300
 HELD_BACK = 0.2
 # The hash of a simulated user decides whether the user is held back. In service, the key is random and secret.
@@ -70,7 +70,7 @@ class Visit:
 
 
 def plan_visits(flywheel: Flywheel, first: int, last: int) -> list[Visit]:
-    """Return the questions of these days: text and data, from day 6 on half and then all about the other topic."""
+    """Return the questions of these days: text and data, from day 5 on half and then all about the other topic."""
     topics = [read_questions(flywheel.folder, packages) for packages in (TEXT_AND_DATA, NETWORK_AND_CONCURRENCY)]
     remaining = [iter(topics[0][TRAINING_QUESTIONS:]), iter(topics[1])]
     visits = []
@@ -157,14 +157,23 @@ def correct(server: Json, ids: Sequence[str], visits: Sequence[Visit]) -> int:
     return len(corrected)
 
 
-def serve_days(flywheel: Flywheel, first: int, last: int) -> Json:
-    """Let the users of these days ask the champion, and return its version and the ids of the answers."""
+def serve_days(flywheel: Flywheel, first: int, last: int, *, with_feedback: bool = False) -> Json:
+    """Let the users of these days ask the champion.
+
+    Args:
+        with_feedback: whether editors correct the answers about the new topic.
+
+    Returns:
+        Version of the champion, number and ids of the answers, and number and file of the corrections.
+    """
     visits = plan_visits(flywheel, first, last)
     shutil.rmtree(flywheel.folder / "captured", ignore_errors=True)  # of an interrupted attempt
     with deployed_champion(flywheel) as server:
         ids = ask(server, visits, CLIENTS)
+        corrections = correct(server, ids, visits) if with_feedback else 0
     rows = move_to_days(flywheel.folder, {key: visit.time for key, visit in zip(ids, visits, strict=True)})
-    return {"version": server["version"], "answers": len(ids), "captured": rows, "ids": ids}
+    feedback = {"corrections": corrections, "file": str(Path(server["folder"]) / "feedback.jsonl")}
+    return {"version": server["version"], "answers": len(ids), "captured": rows, "ids": ids, **feedback}
 
 
 def wait_for(condition: Callable[[], bool], missing: str) -> None:
@@ -220,8 +229,8 @@ def train(flywheel: Flywheel) -> Json:
 
 
 def serve_first_version(flywheel: Flywheel) -> Json:
-    """Serve the first version; the questions drift from day 6 on."""
-    return serve_days(flywheel, 1, LAST_FEEDBACK_DAY)
+    """Serve the first version. The questions drift from day 5 on; editors correct the answers about the new topic."""
+    return serve_days(flywheel, 1, LAST_FEEDBACK_DAY, with_feedback=True)
 
 
 def find_drift(flywheel: Flywheel) -> Json:
@@ -240,17 +249,9 @@ def check_drift(flywheel: Flywheel, name: str, days: str) -> Json:
     return result
 
 
-def give_feedback(flywheel: Flywheel) -> Json:
-    """Post the editors' corrections of the answers about the new topic."""
-    ids, visits = flywheel.results["serve_first_version"]["ids"], plan_visits(flywheel, 1, LAST_FEEDBACK_DAY)
-    with deployed_champion(flywheel) as server:
-        count = correct(server, ids, visits)
-    return {"corrections": count, "file": str(Path(server["folder"]) / "feedback.jsonl")}
-
-
 def continue_retraining(flywheel: Flywheel) -> Json:
     """Run `tuneline retrain`, which continues an unfinished retraining, and return the recorded state."""
-    feedback = flywheel.results["give_feedback"]["file"]
+    feedback = flywheel.results["serve_first_version"]["file"]
     options = ["--capture", "capture.yaml", "--feedback", feedback, "--drift", "drift.json", "--held-back", HELD_BACK]
     options += ["--shadow-days", 7, "--set", f"fine_tuning.mixing_weights={MIXING_WEIGHTS}"]
     options += ["--set", f"fine_tuning.learning_rate={LEARNING_RATE}"]
@@ -325,7 +326,7 @@ def read_shown_answers(flywheel: Flywheel) -> list[Json]:
 
 
 def serve_next_version(flywheel: Flywheel) -> Json:
-    """Serve the promoted version on the following days."""
+    """Serve the promoted version on the following day."""
     return serve_days(flywheel, SHADOW_DAY + 1, LAST_DAY)
 
 
@@ -336,6 +337,5 @@ def check_again(flywheel: Flywheel) -> Json:
 
 
 STEPS = (
-    prepare, train, serve_first_version, find_drift, give_feedback, retrain, serve_shadow, promote, serve_next_version,
-    check_again,
+    prepare, train, serve_first_version, find_drift, retrain, serve_shadow, promote, serve_next_version, check_again,
 )  # fmt: skip
