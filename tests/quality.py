@@ -153,6 +153,7 @@ UNCOUNTED_PAGES = (
         "errors",
         "evaluation-tasks",
         "images-check",
+        "json",
         "platform",
     ),
     *("python-api", "recipes", "sizing-validation", "soak", "vllm"),

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from tests import preloaded_server
+from tests import json_reference, preloaded_server
 
 ROOT = Path(__file__).parents[2]
 INHERITED_VARIABLES = (
@@ -77,17 +78,18 @@ def answer(
     process = tuneline(
         *arguments, "--json", cwd=cwd, code=code, preloaded=preloaded, timeout_seconds=timeout_seconds, **extra
     )
-    return _read_answer(process)
+    return _read_answer(process, arguments)
 
 
 def answer_in_process(*arguments: object, cwd: Path, **extra: str) -> dict[str, Any]:
     """Run a command as `answer` does, in this process, without the start of a Python and its imports."""
-    return _read_answer(run_in_process(*arguments, "--json", cwd=cwd, **extra))
+    return _read_answer(run_in_process(*arguments, "--json", cwd=cwd, **extra), arguments)
 
 
-def _read_answer(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def _read_answer(process: subprocess.CompletedProcess[str], arguments: Sequence[object]) -> dict[str, Any]:
     assert process.returncode == 0, process.stdout + process.stderr
     result: dict[str, Any] = json.loads(process.stdout)
+    assert json_reference.find_undocumented_keys(arguments, result) == []
     return result
 
 
