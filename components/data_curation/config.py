@@ -380,8 +380,8 @@ class DataCurationConfig(_Section):
         "auto",
         description="Unit of a plain text or Markdown file that becomes a row. section: the text below a heading, also "
         "in HTML files, in chunks of at most data_curation.documents.max_tokens; paragraph: a block between blank "
-        "lines. auto: section for Markdown and for plain text whose paragraphs are wrapped at a fixed width, line for "
-        "other plain text.",
+        "lines. auto: section for Markdown and for plain text with wrapped or indented paragraphs, line for other plain "
+        "text.",
     )
     documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunking and limits of documents.")
     max_other_kind_share: Share = Field(

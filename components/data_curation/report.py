@@ -62,7 +62,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: Cu
         **_render_findings(statistics),
         "Quality scores": "".join(_render_scorer(one) for one in statistics.quality_scores),
         "Splits": render_table(["split", "rows", "share"], shares)
-        + render_paragraph("Similar rows and rows with similar answers share a split.", "soft"),
+        + render_paragraph("Similar rows, and rows with similar answers, are in the same split.", "soft"),
         "Tokens": _render_tokens(tokens) if tokens else "",
         "Documents": _render_documents(statistics) if statistics.documents else "",
         **_render_texts(rows["rejected"], statistics),
@@ -142,7 +142,7 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
         "rejected.parquet identifies the item. An item is unsearchable if its question is too short, is a common phrase, "
         "or contains only numbers and single letters."
     )
-    kinds_note = "Counts cover all rows, including rejected rows. The report does not show the values."
+    kinds_note = "Counts cover all rows, including rejected rows. The report omits the detected values."
     sets_table = render_table(["evaluation set", "rejected rows", "items", "unsearchable items"], sets)
     kinds_table = render_table(["kind", "found", "rows", "action"], kinds)
     no_sets = "data_curation.decontamination.sets is empty: rows were not compared with evaluation items."
@@ -224,7 +224,7 @@ def _render_documents(statistics: CurationStatistics) -> str:
     return (
         render_table(["type", "files", "pages", "chunks", "pages without text"], rows)
         + (plot_bars(bars, x="chunks", caption="Chunks by length in tokens.") if bars else "")
-        + render_paragraph(f"Documents are read by section. Text extraction: {versions or 'tuneline'}.", "soft")
+        + render_paragraph(f"Documents are split by section. Text extraction: {versions or 'tuneline'}.", "soft")
     )
 
 

@@ -74,13 +74,13 @@ def render_page(
     }
     tasks = format_count(len(results), "task")
     return html_report.render_page(
-        "Evaluation", f"{content['verdict']}: {format_count(items, 'item')} of {tasks}", sections
+        "Evaluation", f"{content['verdict']}; {format_count(items, 'item')} in {tasks}", sections
     )
 
 
 def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
     """Return a table of the rules with their limits, bounds and smallest detectable differences."""
-    head = ["rule", "outcome", "bound", "confidence", "detectable", "harmed items", "unjudged slices"]
+    head = ["rule", "outcome", "gain, lower bound", "confidence", "detectable", "harmed items", "slices too small"]
     rows: list[list[object]] = []
     for result in rule_results:
         rule = result.rule
@@ -139,7 +139,7 @@ REWARD_FIGURES = {
     "pairs_chosen_longer": "pairs whose chosen answer is longer",
     "accuracy_chosen_longer": "accuracy if the chosen answer is longer",
     "longer_wins": "share of pairs in which the longer answer has the higher reward",
-    "longer_is_chosen": "share of pairs in which the longer answer is the chosen one",
+    "longer_is_chosen": "share of pairs in which the longer answer is the chosen answer",
 }
 
 
@@ -214,7 +214,7 @@ def _render_slice_tables(content: JSONObject, results: Mapping[str, TaskResult])
             if row["ci95"]:
                 low, high = sorted(sign * end for end in row["ci95"])
                 gains[row["slice"]] = (sign * (row["candidate"] - row["base"]), low, high)
-        caption = f"{task}.{metric} by slice: gain over the base with its 95% interval (uncorrected)."
+        caption = f"{task}.{metric} by slice: gain over the base; 95% intervals, not corrected for multiple slices."
         if gains:
             parts += html_report.plot_intervals(gains, x="gain", caption=caption)
         rows = [[row["slice"], *_list_values(row)] for row in slices]

@@ -107,7 +107,7 @@ def _list_speed(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the table of speed and memory."""
     flops, mfu = summary["flops_per_second"], summary["mfu"]
     return {
-        "tokens per second, without the time between steps": summary["step_tokens_per_second"],
+        "tokens per second, excluding the time between steps": summary["step_tokens_per_second"],
         "model TFLOP/s": flops / 1e12 if flops else None,
         "share of the device's published peak (MFU)": f"{mfu:.1%}" if mfu else "no published peak",
         "peak memory, GB": summary["peak_memory"] / 1e9,

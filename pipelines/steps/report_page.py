@@ -233,8 +233,8 @@ def _render_package(package: Record | None, verdict: str, kind: str) -> str:
         }
     )
     text = (
-        "A Triton server loaded the package. Its answers to the golden prompts over HTTP and gRPC match the answers of the "
-        "unpackaged model."
+        "A Triton server loaded the package. Over gRPC, its complete and streamed answers to the golden prompts match "
+        "the answers of the unpackaged model."
     )
     answers = [[answer["prompt"], answer["text"], answer["match"]] for answer in package["answers"]]
     return (
