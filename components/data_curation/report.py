@@ -257,7 +257,7 @@ def _render_files(sources: Sequence[Source], quarantined: int, statistics: Curat
     table = ""
     if statistics.unread:
         records = [[record.file, record.line, record.reason] for record in statistics.unread]
-        note = f"{format_count(quarantined, 'quarantined record')} in total. quarantine.jsonl lists all of them."
+        note = f"quarantine.jsonl lists {format_count(quarantined, 'quarantined record')} in total."
         table = render_table(["file", "line", "reason"], records) + render_paragraph(note, "soft")
     sizes: Counter[str] = Counter()
     for source in sources:

@@ -137,7 +137,7 @@ def _describe_training(summary: dict[str, Any], config: Recipe) -> list[str]:
     sentences += [
         f"The judge {judge['model']} made {format_count(judge['judgements'], 'judgement')} and used "
         f"{format_count(judge['tokens'], 'token')}; "
-        f"{format_count(judge['unscored'], 'answer without a score has', 'answers without a score have')} the reward 0."
+        f"{format_count(judge['unscored'], 'answer')} without a score got a reward of 0."
         for judge in summary.get("judges", ())
     ]
     if summary["stopped_early"]:

@@ -43,7 +43,7 @@ ConfigsOption = Annotated[
         "-c",
         "--config",
         readable=False,
-        help="customization.yaml. Default: the demo's configuration. Repeatable: the runs are in sequence. Each run tunes the "
+        help="customization.yaml. Default: the demo's configuration. Repeatable: one run per file. Each run tunes the "
         "model of the previous run unless its file sets fine_tuning.base_model.",
     ),
 ]

@@ -148,7 +148,7 @@ def create_key(
         int, typer.Option("--tokens-per-minute", help="Maximum tokens per minute. 0: no limit.")
     ] = 0,
     tokens_per_day: Annotated[
-        int, typer.Option("--tokens-per-day", help="Maximum tokens per day (UTC). 0: no quota.")
+        int, typer.Option("--tokens-per-day", help="Maximum tokens per day (UTC). 0: no limit.")
     ] = 0,
     concurrent_requests: Annotated[
         int, typer.Option("--concurrent-requests", help="Maximum concurrent requests. 0: no limit.")

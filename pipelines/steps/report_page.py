@@ -177,7 +177,7 @@ def _render_training(training: Record) -> str:
     share = training["rows_seen"] / rows["train"] if rows["train"] else 0.0
     text = f"Trained on {training['learned']} of {min(share, 1):.0%} of {format_count(rows['train'], 'row')}"
     if rows["without_answer"]:
-        text += f"; {format_count(rows['without_answer'], 'more row was', 'more rows were')} skipped because no answer fits in the maximum length"
+        text += f"; {format_count(rows['without_answer'], 'more row was', 'more rows were')} skipped"
     text += "."
     if training["resumed_from"]:
         text += f" Training was interrupted and resumed from step {training['resumed_from']:,}."

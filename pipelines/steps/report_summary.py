@@ -106,7 +106,7 @@ def list_warnings(record: Record) -> list[str]:
         )
     if rows["without_answer"]:
         skipped = format_count(rows["without_answer"], "row was", "rows were")
-        warnings.append(f"{skipped} skipped because no answer fits in the maximum length.")
+        warnings.append(f"{skipped} skipped. The training report states the reason.")
     if quarantined := data["rows"]["quarantined"]:
         records = format_count(quarantined, "record was", "records were")
         warnings.append(f"{records} quarantined. The dataset's quarantine.jsonl lists the reasons.")

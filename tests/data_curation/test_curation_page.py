@@ -100,7 +100,7 @@ def page_text():
         "A sample of 3 of 4 kept rows. ISO 639 codes",
         "contaminated · 6 rows tickets.jsonl:7: shares 15 words with gsm8k.jsonl:17: 3 of 40 n-grams of its question Natalia <sold> clips",
         "tickets.jsonl 3 invalid JSON",
-        "4 quarantined records in total. quarantine.jsonl lists all of them.",
+        "quarantine.jsonl lists 4 quarantined records in total.",
         "tickets.jsonl 7 4 100.0% 2 1 1,240",
         "b" * 64,
     ],

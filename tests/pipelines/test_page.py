@@ -73,7 +73,7 @@ def test_warnings_state_what_limits_the_result() -> None:
         "Training used 50% of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows.",
         "The validation loss rose from 3 to 4 during training.",
         "7 training rows were truncated to the maximum length.",
-        "2 rows were skipped because no answer fits in the maximum length.",
+        "2 rows were skipped. The training report states the reason.",
         "3 records were quarantined. The dataset's quarantine.jsonl lists the reasons.",
         "Decontamination cannot search the training data for some items of arc.jsonl.",
     ]
