@@ -164,9 +164,10 @@ def _render_scorer(statistics: ScorerStatistics) -> str:
     figures |= {FIGURE_LABELS.get(name, name.replace("_", " ")): value for name, value in statistics.figures.items()}
     threshold = "No threshold is set."
     if limits:
-        reason = f"the score is {limits[0]}"
         threshold = (
-            f"Orange: rejected, because {reason}." if statistics.rejected else f"No row is rejected because {reason}."
+            f"Orange: rejected, because the score is {limits[0]}."
+            if statistics.rejected
+            else f"No score is {limits[0]}."
         )
     caption = f"Rows by score: {scorer.description}. {threshold}"
     rejected = {name: ORANGE for name, _, is_rejected in bins if is_rejected}

@@ -14,7 +14,7 @@ from components.evaluation.task_results import ROLES, TaskResult
 
 MAX_SHOWN_ITEMS = 5  # per task and section
 ROLE_TITLES = {"base": "base", "candidate": "candidate", "incumbent": "incumbent"}
-VALUE_COLUMNS = ["candidate", "base", "incumbent", "95% interval, candidate − base", "items"]
+VALUE_COLUMNS = ["candidate", "base", "incumbent", "95% confidence interval, candidate − base", "items"]
 
 
 def render_page(
@@ -48,7 +48,7 @@ def render_page(
     if content["verdict"] == UNCHANGED:
         reasons = html_report.render_paragraph(UNCHANGED_REASON, "good")
     if quantization != "none":
-        reasons += html_report.render_paragraph(f"The candidate has {quantization} weights, as in its package.")
+        reasons += html_report.render_paragraph(f"Evaluated with {quantization} weights, as in the package.")
     # Without an incumbent, several rules have the same reason.
     styles = {"passed": "good", "failed": "bad", "not applicable": "soft"}
     for reason, outcome in dict.fromkeys((result.reason, result.outcome) for result in rule_results):
@@ -58,7 +58,7 @@ def render_page(
         if gain:
             name = f"{rule.metric}{', worst slice' if rule.slices else ''} against {rule.against}"
             gains[name] = (gain.value, gain.low, gain.high)
-    caption = "Gain of the candidate with its 95% interval. To the right of zero, the candidate is better."
+    caption = "Gain of the candidate with its 95% confidence interval. Positive: the candidate is better."
     sections = {
         "Verdict": html_report.render_tiles(tiles) + reasons,
         "Rules": _render_rule_table(rule_results),
@@ -153,7 +153,9 @@ def _render_reward_figures(content: JSONObject) -> str:
             cells: list[object] = []
             for figures in (by_role[role] for role in roles):
                 interval = [figures.get(f"{name}_{end}") for end in ("low", "high")]
-                bounds = f" (95% interval {interval[0]:.3f} to {interval[1]:.3f})" if None not in interval else ""
+                bounds = (
+                    f" (95% confidence interval {interval[0]:.3f} to {interval[1]:.3f})" if None not in interval else ""
+                )
                 cells.append(f"{figures[name]:.3f}{bounds}" if bounds else figures.get(name))
             rows.append([label, *cells])
         curves = {ROLE_TITLES[role]: _list_calibration_points(by_role[role]) for role in roles}
@@ -181,7 +183,7 @@ def _render_calibration(task: str, figures: Mapping[str, float]) -> str:
 
     def describe(name: str) -> str:
         low, high = figures[f"{name}_low"], figures[f"{name}_high"]
-        return f"{figures[name]:.3f} (95% interval {low:.3f} to {high:.3f})"
+        return f"{figures[name]:.3f} (95% confidence interval {low:.3f} to {high:.3f})"
 
     rows: list[list[object]] = [
         ["labelled pairs", f"{figures['pairs']:.0f}"],
@@ -214,7 +216,7 @@ def _render_slice_tables(content: JSONObject, results: Mapping[str, TaskResult])
             if row["ci95"]:
                 low, high = sorted(sign * end for end in row["ci95"])
                 gains[row["slice"]] = (sign * (row["candidate"] - row["base"]), low, high)
-        caption = f"{task}.{metric} by slice: gain over the base; 95% intervals, not corrected for multiple slices."
+        caption = f"{task}.{metric} by slice: gain over the base; 95% confidence intervals, not corrected for multiple slices."
         if gains:
             parts += html_report.plot_intervals(gains, x="gain", caption=caption)
         rows = [[row["slice"], *_list_values(row)] for row in slices]

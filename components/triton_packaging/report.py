@@ -75,7 +75,7 @@ def render(
             f"{quantized.margin:.4f} is allowed."
         )
         if hardware := QUANTIZATIONS[quantized.scheme].hardware:
-            text += f" vLLM 0.32 documents support on {hardware}."
+            text += f" Hardware listed by vLLM 0.32: {hardware}."
         if found := quantized.calibration:
             text += (
                 f" {found['engine']} calibrated the weights on {found['rows']} training rows with {found['tokens']} tokens; "

@@ -53,7 +53,7 @@ ModelArgument = Annotated[
         "that answered.",
     ),
 ]
-PromptOption = Annotated[str | None, typer.Option("--prompt", help="Message of the user.")]
+PromptOption = Annotated[str | None, typer.Option("--prompt", help="User message.")]
 MessagesOption = Annotated[
     Path | None,
     typer.Option("--messages", help="JSON file with a conversation that ends with a user turn.", readable=False),
@@ -89,7 +89,7 @@ MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Maximum length of a generated answer in tokens.")
 ]
 PageFolderOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Folder for explanation.html and explanation.json.")
+    Path | None, typer.Option("-o", "--output", help="Folder for explanation.html and explanation.json. Default: none.")
 ]
 
 

@@ -104,7 +104,13 @@ RecomputationOption = Annotated[
 ]
 StageOption = Annotated[
     int | None,
-    typer.Option("--zero-stage", min=0, max=3, help="ZeRO stage; FSDP is stage 3.", rich_help_panel=PLACE),
+    typer.Option(
+        "--zero-stage",
+        min=0,
+        max=3,
+        help="ZeRO stage (FSDP: 3). Default: 0 if it fits, otherwise 3.",
+        rich_help_panel=PLACE,
+    ),
 ]
 TensorOption = Annotated[
     int, typer.Option("--tensor", min=1, help="Degree of tensor parallelism.", rich_help_panel=PLACE)
@@ -117,7 +123,7 @@ ContextOption = Annotated[
 ]
 OffloadOption = Annotated[
     str,
-    typer.Option("--offload", help="States to offload to the host: optimizer, or all.", rich_help_panel=PLACE),
+    typer.Option("--offload", help="State to offload to the host: optimizer or all.", rich_help_panel=PLACE),
 ]
 GenerationShareOption = Annotated[
     float,
@@ -125,7 +131,7 @@ GenerationShareOption = Annotated[
         "--generation-share",
         min=0,
         max=0.99,
-        help="Share of the training time that grpo spends on generating answers.",
+        help="Share of the training time that grpo, rloo and distill spend on generating answers.",
         rich_help_panel=PLACE,
     ),
 ]

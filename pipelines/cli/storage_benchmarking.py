@@ -61,7 +61,7 @@ CheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="MODEL",
-        help="Write, read and load the checkpoint of a model: its name, a config.json, or a number such as 8b.",
+        help="Write, read and load the checkpoint of a model: name, config.json, or parameter count such as 8b.",
         rich_help_panel=TEAMS,
     ),
 ]

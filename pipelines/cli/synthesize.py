@@ -179,7 +179,7 @@ TimeoutOption = Annotated[
 ]
 RetriesOption = Annotated[
     int,
-    typer.Option("--retries", min=0, max=10, help="Maximum number of retries of a request.", rich_help_panel=LIMITS),
+    typer.Option("--retries", min=0, max=10, help="Maximum number of retries per request.", rich_help_panel=LIMITS),
 ]
 MaxCostOption = Annotated[
     float | None,

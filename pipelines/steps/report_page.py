@@ -317,5 +317,5 @@ def _render_cost(record: Record) -> str:
     if unpriced and any(values["cost"] is not None for values in figures):
         note += f" The cost excludes {' and '.join(unpriced)}, because the price is not set or the amount is unknown."
     if any(values["energy"] == "estimated" for values in figures):
-        note += " Where no counter measured it, energy is estimated from power and time."
+        note += " Without a counter, energy is estimated from power and time."
     return html_report.render_table(head, rows) + html_report.render_paragraph(note, "soft")

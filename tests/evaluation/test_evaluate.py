@@ -221,7 +221,7 @@ def test_gate_measures_the_rounded_weights_of_the_candidate_only(
     assert losses[0]["base"] == losses[1]["base"]
     assert losses[0]["candidate"] != losses[1]["candidate"] == pytest.approx(losses[0]["candidate"], abs=tolerance)
     assert [content["measured"]["settings"].get("quantization") for content in contents] == [None, quantization]
-    assert f"{quantization} weights, as in its package" in (rounded.path / "report.html").read_text()
+    assert f"{quantization} weights, as in the package" in (rounded.path / "report.html").read_text()
 
 
 def test_quantized_evaluation_of_a_model_that_no_package_quantizes_is_refused(

@@ -80,7 +80,7 @@ def render_tiles(figures: Mapping[str, object]) -> str:
 
 
 def render_facts(facts: Mapping[str, tuple[str, str]]) -> str:
-    """Return a list of facts; a value is a text and the address of its link, which may be empty."""
+    """Return a list of facts; each value is a text and the address of its link, or an empty address."""
     items = (f"<dt>{escape(name)}</dt><dd>{render_link(*value)}</dd>" for name, value in facts.items())
     return f'<dl class="facts">{"".join(items)}</dl>'
 

@@ -105,7 +105,7 @@ class EventLog:
 
 
 def parse_event(line: str) -> dict[str, Any] | None:
-    """Return the event in a line of an event file; None for a truncated line or a line without stage and event."""
+    """Return the event in a line of an event file; None for a truncated line, or one without `stage` or `event`."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -133,7 +133,7 @@ class _Counter:
         self.before, self._began = -1, 0.0
 
     def measure(self, done: int) -> float:
-        """Return the seconds since the count last had its first value."""
+        """Return the seconds since the last call with the first count."""
         if self.before in (-1, done):
             self.before, self._began = done, time.monotonic()
         return time.monotonic() - self._began
