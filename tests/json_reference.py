@@ -11,7 +11,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "json.md"
 HEADING = re.compile(r"^### (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(#([\w-]+)\)")
-# Types of a row that stands for all keys inside of its key.
+# Types of a row that stands for all keys inside its key.
 WHOLE_TYPE = re.compile(r"as |list$|(list of (\w+ )?)?objects?\b")
 
 
@@ -21,7 +21,7 @@ class Section:
 
     Attributes:
         keys: segments of each key; a segment in capital letters stands for any key.
-        whole: those keys that stand for all keys inside of them.
+        whole: those keys that stand for all keys inside them.
         links: anchors of the sections whose keys the object has too.
     """
 
@@ -79,12 +79,13 @@ def _read_section(text: str) -> Section:
 def find_heading(arguments: list[str]) -> str | None:
     """Return the heading of the section about a command: the one that repeats most of its arguments."""
     best, best_words = None, 0
+    names_run = len(arguments) > 1 and not arguments[1].startswith("-")
     for heading in read_sections():
         for name in re.findall(r"`tuneline ([^`]+)`", heading):
             words = name.split()
             subcommands = [word for word in words if re.match(r"[a-z]", word) and word != "gguf"]
             rest = [word for word in words if word not in subcommands]
-            has_rest = all(word in arguments or (word == "RUN" and _names_run(arguments)) for word in rest)
+            has_rest = all(word in arguments or (word == "RUN" and names_run) for word in rest)
             if arguments[: len(subcommands)] == subcommands and has_rest and len(words) > best_words:
                 best, best_words = heading, len(words)
     return best
@@ -94,17 +95,13 @@ def _follow_links(heading: str, visited: set[str]) -> set[str]:
     """Return the headings of a section and of those to which its sentences link, directly or through others."""
     visited.add(heading)
     for other in read_sections():
-        if build_anchor(other) in read_sections()[heading].links and other not in visited:
+        if _build_anchor(other) in read_sections()[heading].links and other not in visited:
             _follow_links(other, visited)
     return visited
 
 
-def _names_run(arguments: list[str]) -> bool:
-    return len(arguments) > 1 and not arguments[1].startswith("-")
-
-
-def build_anchor(heading: str) -> str:
-    """Return the anchor of a heading."""
+def _build_anchor(heading: str) -> str:
+    """Return the anchor that the documentation site gives a heading."""
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 

@@ -1,4 +1,4 @@
-"""TRL trainers with tokenized prompts; the GRPO and RLOO trainers with tuneline's rewards; greedy validation."""
+"""TRL trainers with tokenized prompts and greedy validation; those of GRPO and RLOO compute tuneline's rewards."""
 
 from __future__ import annotations
 
