@@ -38,7 +38,6 @@ SAVED = {
 # Called as `python -P -m components.common.launch.node_runner FOLDER`. Attempt 1 trains until a signal, attempt 2 succeeds.
 SCRIPT = f"""#!/bin/sh
 folder=$4; mode=$(cat "$folder/mode"); attempt=${{HOSTNAME%-node-*}}; attempt=${{attempt##*-}}; index=${{HOSTNAME##*-}}
-date +%s > "$folder/pods/$HOSTNAME.start"
 end() {{ date +%s > "$folder/pods/$HOSTNAME.end"; exit $1; }}
 save() {{
   [ "$mode" = crash ] && exit 1
@@ -47,6 +46,7 @@ save() {{
   end 75
 }}
 trap save TERM
+date +%s > "$folder/pods/$HOSTNAME.start"
 [ $index = 0 ] && echo '{{"stage": "fine_tuning", "event": "note", "text": "trains"}}' >> "$folder/events.jsonl"
 if [ $attempt -gt 1 ] || [ "$mode" = succeed ]; then
   [ $index = 0 ] && echo '{json.dumps(TRAINED)}' > "$folder/outcome.json"
@@ -82,7 +82,7 @@ class Jobs:
             "mount": str(self.volume),
             "run_as_user": 1000,
             "save_seconds": 10,
-            "cpu": "10m",
+            "cpu": "250m",  # at 10m, the limit of the group delays the start of a container by seconds to minutes
             **self.settings,
         }
         values = {"kind": "trainjob", "nodes": 2, "looks_every": 0.5, "patience_seconds": 60.0, "resumes": 1}
