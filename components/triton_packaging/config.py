@@ -168,8 +168,8 @@ class TritonPackagingConfig(BaseModel):
     )
     prove: bool = Field(
         True,
-        description="Load the package in a real Triton server and compare its answers with those of transformers. An "
-        "unproven package cannot be promoted.",
+        description="Load the package in a real Triton server and compare its answers with those of transformers. "
+        "Promotion of an unproven package requires --force.",
     )
     golden_prompts: list[str] = Field(
         list(GOLDEN_PROMPTS),

@@ -29,7 +29,9 @@ def render(
         unproven: reason why the package is not proven; None for a proven package.
         quantized: comparison with the unquantized model; None without quantization.
     """
-    section = html_report.render_paragraph(f"Not proven: {unproven}. An unproven package cannot be promoted.", "bad")
+    section = html_report.render_paragraph(
+        f"Not proven: {unproven}. Promotion of an unproven package requires --force.", "bad"
+    )
     answers = ""
     if proof:
         text = (

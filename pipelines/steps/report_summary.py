@@ -46,18 +46,19 @@ def _compare_with_base(evaluation: Record) -> str:
     figures = (
         f"{format_value(values['candidate'])} vs. {format_value(values['base'])}, {format_count(values['n'], 'item')}"
     )
-    for rule in evaluation["rules"]:
-        if (
-            rule["metric"] == f"{task}.{metric}"
-            and rule["against"] == "base"
-            and rule["gain"]
-            and not rule.get("slices")
-        ):
+    rules = [
+        rule
+        for rule in evaluation["rules"]
+        if rule["metric"] == f"{task}.{metric}" and rule["against"] == "base" and not rule.get("slices")
+    ]
+    for rule in rules:
+        if rule["gain"]:
             gain, low, high = rule["gain"]
             if low <= 0 <= high:
                 return f"The candidate's {name} does not differ significantly from that of the base model ({figures})."
             return f"The candidate's {name} is {'better' if gain > 0 else 'worse'} than that of the base model ({figures})."
-    return f"The candidate's {name} and that of the base model: {figures}. No rule compares them."
+    unjudged = "" if rules else " No rule compares them."
+    return f"The candidate's {name} and that of the base model: {figures}.{unjudged}"
 
 
 def _list_unmeasured(record: Record) -> list[str]:
@@ -89,7 +90,7 @@ def list_warnings(record: Record) -> list[str]:
     if any(not rule["holds"] for rule in record["evaluation"]["rules"]):
         warnings.append("The gate refused the candidate. The Verdict section lists the failed rules.")
     if package and package["proof"] is None:
-        warnings.append(f"The package is not proven and cannot be promoted: {package['unproven_because']}.")
+        warnings.append(f"The package is not proven, so its promotion requires --force: {package['unproven_because']}.")
     if training["rows_seen"] < rows["train"]:
         share = f"{training['rows_seen'] / rows['train']:.0%}"
         warnings.append(

@@ -60,6 +60,14 @@ def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None
     ]
 
 
+@pytest.mark.parametrize(("against", "unjudged"), [("base", ""), ("incumbent", " No rule compares them.")])
+def test_summary_states_whether_a_rule_without_a_gain_compares_with_the_base(against: str, unjudged: str) -> None:
+    record = build_record([0.5, 0.4, 0.6])
+    record["evaluation"]["rules"][0] |= {"against": against, "gain": None, "max_harmed_share": 0.1}
+    sentence = f"The candidate's loss on held-out text and that of the base model: 2 vs. 2.5, 40 items.{unjudged}"
+    assert report_summary.summarize(record)[1] == sentence
+
+
 def test_warnings_state_what_limits_the_result() -> None:
     healthy = build_record([0.5, 0.4, 0.6], epochs=1.0, rows_seen=120)
     assert report_summary.list_warnings(healthy) == []
@@ -69,7 +77,7 @@ def test_warnings_state_what_limits_the_result() -> None:
     limited["data"] = {"rows": {"quarantined": 3}, "evaluation_sets": {"arc.jsonl": {"unsearchable": 1}}}
     assert report_summary.list_warnings(limited) == [
         "The gate refused the candidate. The Verdict section lists the failed rules.",
-        "The package is not proven and cannot be promoted: glibc is older than 2.35.",
+        "The package is not proven, so its promotion requires --force: glibc is older than 2.35.",
         "Training used 50% of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows.",
         "The validation loss rose from 3 to 4 during training.",
         "7 training rows were truncated to the maximum length.",

@@ -54,7 +54,7 @@ def test_package_is_unproven_and_not_served_without_vllm(adapted_model: Loadable
     proof = json.loads((artifact.path / "proof.json").read_text())
     inputs = [[one.kind, one.content_sha256] for one in artifact.manifest.inputs]
     assert proof == {"inputs": inputs, "proof": None, "unproven_because": "vLLM is not installed"}
-    assert "cannot be promoted" in (artifact.path / "report.html").read_text()
+    assert "requires --force" in (artifact.path / "report.html").read_text()
     with (
         pytest.raises(ModelLoadError, match="vLLM is not installed"),
         running_server(artifact.path, log=tmp_path / "log"),
