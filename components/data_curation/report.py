@@ -138,7 +138,7 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
         for kind, count in sorted(statistics.personal.items(), key=lambda item: (-item[1].found, item[0]))
     ]
     sets_note = (
-        "A row that shares a word n-gram or a whole question with an item is rejected. The row's detail in "
+        "A row that overlaps with an item is rejected. The row's detail in "
         "rejected.parquet identifies the item. An item is unsearchable if its question is too short, is a common phrase, "
         "or contains only numbers and single letters."
     )

@@ -32,7 +32,7 @@ class AnswerFacts:
         repository_sha256: the package's content digest, or "".
         subject: keyed hash of the subject, or None.
         consent: value of the consent header that grants, or None: not asked, or not sent.
-        sampling_rate: share of the requests that are captured.
+        sampling_rate: share of requests sampled for capture.
         state: COMPLETE, ABORTED by the client, or FAILED; the response then has the text so far.
         status: HTTP status.
         seconds: duration of the answer.

@@ -30,7 +30,7 @@ def compare_payloads(recorded: Manifest, reproduced: Artifact, folder: Path | No
         [{"artifact", "path", "recorded", "reproduced", "detail", "tensors"?, "keys"?}]. "recorded" and "reproduced" are
         digests, null if a side lacks the file. "keys" is [{"key", "recorded", "reproduced"}]. "tensors" is [{"name",
         "max_difference", "recorded", "reproduced"}] with the type and shape of both sides, or "nothing".
-        "max_difference" is the largest absolute difference of two elements. It is null if a side lacks the tensor, or
+        "max_difference" is the largest absolute elementwise difference. It is null if a side lacks the tensor, or
         has another shape or type, or a non-finite element.
     """
     before, after = (
