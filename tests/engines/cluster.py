@@ -50,8 +50,17 @@ class Cluster:
         return _run(str(kubectl), f"--kubeconfig={self.folder / 'admin.kubeconfig'}", *arguments, text=text)
 
     def start_controllers(self, *names: str) -> None:
-        """Start controllers with their resource kinds and webhooks."""
-        _run(str(self.kit / "controllers"), str(self.folder), "on", *names)
+        """Start controllers with their resource kinds and webhooks.
+
+        They run on this machine, and KubeRay calls services by name. In a mount namespace, they ask the cluster's DNS.
+        """
+        resolver = self.folder / "controllers-resolv.conf"  # the kit has a resolv.conf of its own there
+        resolver.write_text("nameserver 10.96.0.10\n")
+        mount = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
+        command = [str(self.kit / "controllers"), str(self.folder), "on", *names]
+        if (self.folder / "kubelet.pid").exists():  # a cluster without a node has no DNS
+            command = ["unshare", "--mount", "bash", "-c", mount, str(resolver), *command]
+        _run(*command)
 
     def add_image(self, root: Path, name: str, **settings: Any) -> None:
         """Load an image into the nodes whose files are those of a folder.

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ CUSTOMIZATION = {
         "adaptation": "full",
     },
 }
+NODES = {"runtime": "tuneline", "cpu": "900m"}
 QUEUES = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
@@ -115,14 +116,15 @@ class Trainings:
     cluster: Cluster
     volume: Path
     local: Json
+    kind: str = "trainjob"
 
     def kubectl(self, *arguments: str, text: str = "") -> str:
         return self.cluster.kubectl("-n", NAMESPACE, *arguments, text=text)
 
-    def start(self, name: str, **trainjob: Any) -> None:
-        """Create the Job of a step."""
+    def start(self, name: str, **pods: Any) -> None:
+        """Create the Job of a step; `pods` are further settings of the training's pods."""
         launcher = {
-            "kind": "trainjob",
+            "kind": self.kind,
             "nodes": 2,
             "threads": 1,
             "python": sys.executable,
@@ -130,9 +132,8 @@ class Trainings:
             "patience_seconds": 120.0,
             "resumes": 3,
             "environment": VARIABLES,
-            "trainjob": {
+            self.kind: {
                 "image": IMAGE,
-                "runtime": "tuneline",
                 "claim": "data",
                 "mount": "/data",
                 "claims": [{"claim": claim, "mount": path} for claim, path in HOST_FOLDERS.items()],
@@ -140,8 +141,7 @@ class Trainings:
                 "run_as_user": USER,
                 "run_as_group": USER,
                 "save_seconds": 30,
-                "cpu": "900m",
-                **trainjob,
+                **pods,
             },
         }
         variables = {**VARIABLES, "TUNELINE_LAUNCHER": json.dumps(launcher), "TUNELINE_WORKDIR": f"/data/{name}/work"}
@@ -207,6 +207,26 @@ class Trainings:
     def read_events(self) -> str:
         return self.kubectl("get", "events", "-o", "custom-columns=OBJECT:.involvedObject.name,MESSAGE:.message")
 
+    def restart_kubelet(self) -> None:
+        subprocess.run([self.cluster.kit / "node", self.cluster.folder, "restart-kubelet"], check=True, timeout=60)
+
+    def restart_api_server(self) -> None:
+        """Kill the API server and start it again."""
+        api_server = psutil.Process(int((self.cluster.folder / "apiserver.pid").read_text()))
+        api_server.kill()
+        api_server.wait(30)
+        up = [self.cluster.kit / "up", self.cluster.folder]
+        subprocess.run(up, env={**os.environ, "NODE": "1"}, check=True, timeout=120)
+
+    def evict(self, pod: str) -> None:
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
+        self.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(body))
+
+    def replace_step(self, name: str) -> None:
+        """Delete the step's pod; the Job creates another one, which must find the running training."""
+        self.kubectl("delete", "pods", "-l", f"step={name}", "--grace-period=0", "--force")
+
     def finish(self, name: str) -> Json:
         """Wait for the end of a step; check its weights and that nothing is left; return its answer.
 
@@ -224,17 +244,15 @@ class Trainings:
         answer = answers[0]
         assert answer["steps"] == STEPS
         self.wait_until(lambda: not self.list_nodes(), name)
-        assert self.kubectl("get", "trainjobs", "-o", "name") == ""
+        assert self.kubectl("get", f"{self.kind}s", "-o", "name") == ""
         return answer
 
 
 VARIABLES = {"PYTHONPATH": str(ROOT), "TUNELINE_THREADS": "1", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
 
 
-@pytest.fixture(scope="module")
-def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    """Prepare the cluster as deploy/ does, the data, and a local training for comparison."""
-    folder = tmp_path_factory.mktemp("training-pods")
+def prepare_trainings(cluster: Cluster, folder: Path, kind: str, files: Sequence[str]) -> Trainings:
+    """Prepare the data, a local training for comparison, and a namespace with the objects of these files of deploy/."""
     volume = folder / "volume"
     volume.mkdir()
     small_dataset(volume / "dataset")
@@ -247,8 +265,8 @@ def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Tra
     answer = answer_in_process(*command, cwd=folder, **variables)
     subprocess.run(["chown", "-R", f"{USER}:{USER}", volume], check=True)
     make_accessible(folder)
-    cluster.start_controllers("jobset", "trainer", "kueue")
-    cluster.add_image(build_image_root(folder / "root", "/data", *HOST_FOLDERS.values()), IMAGE)
+    root = build_image_root(folder / "root", "/data", *HOST_FOLDERS.values())
+    cluster.add_image(root, IMAGE, Env=[f"PATH={sys.prefix}/bin:/usr/bin"])  # KubeRay calls `ray` by its name
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     limits = {
         "runtimes": "ClusterTrainingRuntime/tuneline",
@@ -268,41 +286,41 @@ def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Tra
         *(part for name, path in HOST_FOLDERS.items() for part in build_volume(name, path, "ReadOnlyMany")),
     ]
     texts = [json.dumps(value) for value in objects]
-    files = [
-        "base/team/accounts.yaml",
-        "components/launcher-trainjob/launcher-rbac.yaml",
-        "components/launcher-policies/trainjob-policy.yaml",
-        "components/runtime/training-runtime.yaml",
-    ]
-    texts += [(DEPLOY / file).read_text(encoding="utf-8") for file in files]
+    texts += [(DEPLOY / file).read_text(encoding="utf-8") for file in ("base/team/accounts.yaml", *files)]
     cluster.kubectl(
         "-n", NAMESPACE, "apply", "--server-side", "--validate=strict", "-f", "-", text="\n---\n".join(texts)
     )
+    return Trainings(cluster, volume, answer, kind)
+
+
+@pytest.fixture(scope="module")
+def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    """Prepare the cluster as deploy/ does, with queues."""
+    cluster.start_controllers("jobset", "trainer", "kueue")
+    files = (
+        "components/launcher-trainjob/launcher-rbac.yaml",
+        "components/launcher-policies/trainjob-policy.yaml",
+        "components/runtime/training-runtime.yaml",
+    )
+    prepared = prepare_trainings(cluster, tmp_path_factory.mktemp("training-pods"), "trainjob", files)
     cluster.kubectl("apply", "--server-side", "-f", "-", text=QUEUES)
-    return Trainings(cluster, volume, answer)
+    return prepared
 
 
 def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trainings) -> None:
     """The two nodes meet through the names that JobSet publishes; the step uses the token and the rights of its account."""
-    cluster, name = trainings.cluster, "disturbed"
-    trainings.start(name)
+    name = "disturbed"
+    trainings.start(name, **NODES)
     trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
-    subprocess.run([cluster.kit / "node", cluster.folder, "restart-kubelet"], check=True, timeout=60)
+    trainings.restart_kubelet()
 
     trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)
-    api_server = psutil.Process(int((cluster.folder / "apiserver.pid").read_text()))
-    api_server.kill()
-    api_server.wait(30)
-    subprocess.run([cluster.kit / "up", cluster.folder], env={**os.environ, "NODE": "1"}, check=True, timeout=120)
-
-    # The Job of the step creates another pod, which finds the running TrainJob.
-    trainings.kubectl("delete", "pods", "-l", f"step={name}", "--grace-period=0", "--force")
+    trainings.restart_api_server()
+    trainings.replace_step(name)
 
     trainings.wait_for_step(name, 3 * CHECKPOINT_EVERY)
     node = next(pod for pod in trainings.list_nodes() if "-node-0-1-" in pod).removeprefix("pod/")
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": node, "namespace": NAMESPACE}}
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{node}/eviction"
-    trainings.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(body))
+    trainings.evict(node)
     trainings.wait_until(lambda: any("-2-node-" in pod for pod in trainings.list_nodes()), name)
 
     # Nobody but the launcher's own watch knows why this process ended: the step fails, and its next pod resumes.
@@ -323,7 +341,7 @@ def is_worker(process: psutil.Process) -> bool:
 
 def test_preempted_training_is_admitted_again_and_goes_on(trainings: Trainings) -> None:
     name = "preempted"
-    trainings.start(name, queue="team-a", priority="batch")
+    trainings.start(name, **NODES, queue="team-a", priority="batch")
     trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)
     trainings.kubectl("create", "-f", "-", text=URGENT_JOB)
     answer = trainings.finish(name)

@@ -24,9 +24,9 @@ from components.common.launch.kubernetes.kubernetes_launcher import KubernetesLa
 from components.common.launch.launcher_settings import LauncherSettings
 from components.common.runtime.errors import EXIT_INTERRUPTED, TunelineError
 from tests.common.test_kubernetes_jobs import NoteRecorder, in_background
-from tests.engines.cluster import Cluster
+from tests.engines.cluster import REQUIRED, Cluster
 
-pytestmark = [pytest.mark.long, pytest.mark.cluster]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, REQUIRED]
 
 NAMESPACE = "team-a"
 COMMAND = Command("components.fine_tuning.worker", ["job.json"], 1, 2)
