@@ -230,7 +230,7 @@ def _render_documents(statistics: CurationStatistics) -> str:
 
 
 def _render_texts(rejected: Mapping[str, int], statistics: CurationStatistics) -> dict[str, str]:
-    """Return the sections on lengths, languages and examples of rejected rows, most frequent reasons first."""
+    """Return the sections on lengths and languages of kept rows, and on examples of rejected rows."""
     lengths = {f"up to {top:,}": statistics.lengths[top] for top in LENGTH_CLASSES}
     lengths[f"more than {LENGTH_CLASSES[-1]:,}"] = statistics.lengths[LONGEST_CLASS]
     ranked = list(_rank(statistics.languages).items())

@@ -106,7 +106,7 @@ class _SourceCopies:
     def add(self, fetched: Path, commit: str) -> Path:
         """Rename fetched files to their folder and write the note; return another job's intact copy if it exists."""
         new, sha256 = self.work / "made", _hash_contents(fetched)
-        new.mkdir()
+        new.mkdir(exist_ok=True)  # over NFS, a mkdir whose answer was lost is repeated
         filesystem.rename(fetched, new / self.name)
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / sha256[:16]

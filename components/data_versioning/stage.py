@@ -18,6 +18,7 @@ from typing import Any
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, translate_system_error
 from components.common.runtime.reporters import Reporter
 from components.common.workspace.job_folders import private_folder
@@ -220,7 +221,7 @@ def fetch(
             shutil.copyfile(dataset.path / file.path, target)
             with target.open("rb") as written:
                 os.fsync(written.fileno())
-        manifest = (dataset.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
+        manifest = filesystem.read_text(dataset.path / artifact_folder.MANIFEST_FILENAME)
         artifact_folder.write_atomically(
             output / artifact_folder.MANIFEST_FILENAME, manifest
         )  # last: completes the artifact

@@ -138,8 +138,8 @@ REWARD_FIGURES = {
     "accuracy_chosen_shorter": "accuracy if the chosen answer is shorter",
     "pairs_chosen_longer": "pairs whose chosen answer is longer",
     "accuracy_chosen_longer": "accuracy if the chosen answer is longer",
-    "longer_wins": "share of pairs in which the longer answer has the higher reward",
-    "longer_is_chosen": "share of pairs in which the longer answer is the chosen answer",
+    "longer_wins": "share of pairs of unequal length whose longer answer scores higher",
+    "longer_is_chosen": "share of pairs of unequal length whose longer answer is chosen",
 }
 
 

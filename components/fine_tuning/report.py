@@ -59,7 +59,7 @@ def render_report(
             ("reward_margin", "validation_reward_margin"),
             "reward margin",
             "Preference for chosen over rejected answers"
-            + (", relative to the base model." if config.objective_spec.has_reference else "."),
+            + (", relative to the reference model." if config.objective_spec.has_reference else "."),
         ),
         "Sample answers": html_report.render_table(*sample_answers.tabulate_answers(samples)) if samples else "",
         "Gradient": _plot(
@@ -229,12 +229,12 @@ def _render_sweep(sweep: Sequence[SweepEntry]) -> str:
 
 
 def _list_validation_metrics(summary: dict[str, Any], *, has_rewards: bool) -> dict[str, float | None]:
-    """Return the validation losses of base model and result or, with rewards, the mean rewards (1 − loss)."""
+    """Return the validation losses before training and of the result or, with rewards, the mean rewards (1 − loss)."""
     losses: list[float | None] = [summary["validation_loss_before"], summary["validation_loss"]]
     if has_rewards:
         losses = [None if loss is None else 1 - loss for loss in losses]
     measure = "reward" if has_rewards else "loss"
-    return dict(zip((f"validation {measure} of the base model", f"validation {measure}"), losses, strict=True))
+    return dict(zip((f"validation {measure} before training", f"validation {measure}"), losses, strict=True))
 
 
 def _render_rewards(log: Log) -> str:

@@ -539,7 +539,7 @@ def _run_trainer(
     elif splits.validation.counts.examples and config.strategy != "zero3":
         callbacks.truncate_log(log_path, -1)
         (log_path.parent / sample_answers.SAMPLES_FILENAME).unlink(missing_ok=True)
-        trainer.evaluate()  # the validation loss of the base model
+        trainer.evaluate()  # the validation loss before training
         # Accelerate prepares a model only once. Without this reset, the model would not be wrapped for training, and
         # each process would train separately.
         trainer.accelerator._models.clear()

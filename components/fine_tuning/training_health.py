@@ -80,7 +80,7 @@ def describe_regression(before: float | None, best: float | None, *, are_rewards
     """Return a warning if no checkpoint has a lower validation loss than the base model; None otherwise.
 
     Args:
-        before: Validation loss of the base model; None without validation.
+        before: Validation loss before training; None without validation.
         best: Lowest validation loss of a checkpoint; None without validation.
         are_rewards: Whether the losses are 1 − the mean reward.
     """
@@ -88,11 +88,11 @@ def describe_regression(before: float | None, best: float | None, *, are_rewards
         return None
     if are_rewards:
         return (
-            f"no checkpoint has a higher validation reward than the base model: {1 - before:.4g} before training, "
+            f"no checkpoint has a higher validation reward than the model before training: {1 - before:.4g} before, "
             f"{1 - best:.4g} at best"
         )
     return (
-        f"no checkpoint is better than the base model: validation loss {before:.4g} before training, "
+        f"no checkpoint is better than the model before training: validation loss {before:.4g} before, "
         f"{best:.4g} at best. Reduce fine_tuning.learning_rate"
     )
 

@@ -275,7 +275,7 @@ def _missing_files_error(name: str, version: str, reason: str) -> RegistryError:
 def _download(name: str, version: str, part: Path, within: str = "") -> Path:
     """Download the files of a version, or of its folder `within`, into `part`, and return `part`."""
     mlflow = mlflow_tracking.connect()
-    part.mkdir(parents=True)
+    part.mkdir(parents=True, exist_ok=True)  # over NFS, a mkdir whose answer was lost is repeated
     try:
         mlflow.artifacts.download_artifacts(
             artifact_uri=f"models:/{name}/{version}" + (f"/{within}" if within else ""), dst_path=str(part)

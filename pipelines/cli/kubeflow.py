@@ -95,9 +95,7 @@ def submit(
         ),
     ] = None,
     ca_cert: CaCertOption = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Follow the run; exit with status 1 unless it succeeds.")
-    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit with status 1 if it fails.")] = False,
     timeout: Annotated[
         float,
         typer.Option(

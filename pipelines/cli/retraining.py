@@ -54,12 +54,14 @@ MinFeedbackOption = Annotated[
     typer.Option(
         "--min-feedback",
         min=0,
-        help="Start a retraining after this number of answers with feedback since the last retraining.",
+        help="Start a retraining after this number of answers with feedback since the last retraining. 0: never.",
     ),
 ]
 EveryDaysOption = Annotated[
     float,
-    typer.Option("--every-days", min=0, max=36500, help="Start a retraining this number of days after the last one."),
+    typer.Option(
+        "--every-days", min=0, max=36500, help="Start a retraining this number of days after the last one. 0: never."
+    ),
 ]
 HeldBackOption = Annotated[
     float,

@@ -386,7 +386,7 @@ def test_training_logs_rewards_and_samples_and_resumes_bit_identically(
     assert Counter(line["step"] for line in samples) == {0: 4, 2: 4, 4: 4, 6: 4}
     page = (expected.path / "report.html").read_text()
     assert "Mean length of the answers." in page
-    assert "validation reward of the base model" in page
+    assert "validation reward before training" in page
     assert "left out" not in page, "no prompt exceeds the limit"
     assert "(reward 0" in page
     interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed"))

@@ -161,7 +161,7 @@ def claim_folder(folder: Path, key: str, *, overwrite: bool = False) -> Artifact
         try:
             existing = read_manifest(folder)
         except ArtifactDamagedError:  # only an unreadable manifest that tuneline wrote may be overwritten
-            if not overwrite or "tuneline/" not in manifest_path.read_text(encoding="utf-8", errors="replace")[:200]:
+            if not overwrite or "tuneline/" not in filesystem.read_text(manifest_path, errors="replace")[:200]:
                 raise
         else:
             is_same = existing.produced_by.get("key") == key

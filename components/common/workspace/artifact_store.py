@@ -298,7 +298,7 @@ def _fetch(store: Path, bucket: str, sha256: str, kinds: tuple[str, ...], report
 def _find_copy(store: Path, sha256: str, manifest: bytes) -> Artifact | None:
     """Return the intact local copy that has this manifest."""
     try:
-        is_same = (store / sha256 / artifact_folder.MANIFEST_FILENAME).read_bytes() == manifest
+        is_same = filesystem.read_bytes(store / sha256 / artifact_folder.MANIFEST_FILENAME) == manifest
         return _load_from_folder(store, sha256, ()) if is_same else None
     except (TunelineError, OSError):  # damaged, or just moved by another job
         return None
@@ -386,10 +386,14 @@ def seconds_since_use(folder: Path) -> float:
     Raises:
         FileNotFoundError: the folder does not exist.
     """
-    # Opening the manifest revalidates its attributes; an NFS client may cache the result of `stat` for a minute.
-    try:
+
+    def read_manifest_time() -> float:
+        # Opening the manifest revalidates its attributes; an NFS client may cache the result of `stat` for a minute.
         with (folder / artifact_folder.MANIFEST_FILENAME).open("rb") as file:
-            used = os.fstat(file.fileno()).st_mtime
+            return os.fstat(file.fileno()).st_mtime
+
+    try:
+        used = filesystem.retry_stale(read_manifest_time)
     except (FileNotFoundError, NotADirectoryError):
         used = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
     return liveness.get_file_server_time(folder.parent) - used

@@ -25,8 +25,8 @@ from pydantic import ValidationError
 
 from components.common.artifacts import artifact_folder, object_storage
 from components.common.artifacts.artifact_folder import Artifact, ArtifactFile, Manifest
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ArtifactDamagedError, EngineMissingError
-from components.common.runtime.filesystem import link_or_copy
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
 
@@ -63,7 +63,7 @@ def upload_artifact(address: str, artifact: Artifact, reporter: Reporter) -> Non
     reporter.step(f"uploading to {address}")
     for _ in range(MAX_UPLOAD_ATTEMPTS):
         with suppress(FileNotFoundError):  # between the two renames of a job that replaces the folder
-            content = (artifact.path / artifact_folder.MANIFEST_FILENAME).read_bytes()
+            content = filesystem.read_bytes(artifact.path / artifact_folder.MANIFEST_FILENAME)
             if object_storage.read_object(f"{home}/{artifact_folder.MANIFEST_FILENAME}") == content:
                 return
             manifest = parse_manifest(address, artifact.sha256, content)
@@ -90,7 +90,7 @@ def _upload_file(path: Path, home: str, file: ArtifactFile, moved: object_storag
         return True
     with tempfile.TemporaryDirectory() as own:
         copy = Path(own) / path.name
-        link_or_copy(path, copy)
+        filesystem.link_or_copy(path, copy)
         is_intact = artifact_folder.is_intact(copy, file)
         if is_intact:
             object_storage.upload_file(copy, f"{home}/{_get_object_name(file)}", moved)
@@ -117,7 +117,7 @@ def fetch_artifact(
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.path in local:
-            link_or_copy(local_copy / file.path, target)
+            filesystem.link_or_copy(local_copy / file.path, target)
             continue
         try:
             object_storage.download_file(f"{home}/{_get_object_name(file)}", target, file.bytes, moved)

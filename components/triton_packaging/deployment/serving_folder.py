@@ -174,7 +174,7 @@ def _write_rooted_files(folder: Path, release: Release, version: Path) -> str:
     home = folder / ROOTED_FOLDER / release.package.sha256 / version.parent.name / version.name
     with job_folders.private_folder(folder / ROOTED_FOLDER, "rooted") as job:
         fresh = job / version.name
-        fresh.mkdir()
+        fresh.mkdir(exist_ok=True)  # over NFS, a mkdir whose answer was lost is repeated
         for file in version.glob("*.json"):
             shutil.copyfile(file, fresh / file.name)
         serving_root = release.package.manifest.config.get("serving_root", "")

@@ -190,7 +190,7 @@ def open_group(path: Path, group: str, hosts: int, rank: int, wait_seconds: floa
         if rank == 0:
             folder = stack.enter_context(job_folders.private_folder(path, BENCHMARK_PREFIX))
             stack.callback(_remove, folder)
-            (folder / MESSAGES_FOLDER).mkdir()
+            (folder / MESSAGES_FOLDER).mkdir(exist_ok=True)  # over NFS, a mkdir whose answer was lost is repeated
             write_durably(Filesystem(), folder / GROUP_FILENAME, group.encode())
         else:
             folder = _find_folder(path, group, wait_seconds)
