@@ -370,7 +370,7 @@ def truncate_log(path: Path, step: int) -> None:
 
     Args:
         path: The training's log.
-        step: Last step to keep. 0: keep only the validation loss of the base model. -1: remove all lines.
+        step: Last step to keep. 0: keep only the validation loss before training. -1: remove all lines.
     """
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     kept = [

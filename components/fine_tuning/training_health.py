@@ -77,7 +77,7 @@ def describe_stall(losses: Sequence[float], *, are_rewards: bool = False) -> str
 
 
 def describe_regression(before: float | None, best: float | None, *, are_rewards: bool = False) -> str | None:
-    """Return a warning if no checkpoint has a lower validation loss than the base model; None otherwise.
+    """Return a warning if no checkpoint has a lower validation loss than the model before training; None otherwise.
 
     Args:
         before: Validation loss before training; None without validation.

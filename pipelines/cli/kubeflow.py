@@ -95,7 +95,9 @@ def submit(
         ),
     ] = None,
     ca_cert: CaCertOption = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit with status 1 if it fails.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the run; exit with status 1 if it ends without success.")
+    ] = False,
     timeout: Annotated[
         float,
         typer.Option(

@@ -29,6 +29,7 @@ DEBIAN_PACKAGES = (
     "containerd, runc, containernetworking-plugins, iptables, conntrack, socat, busybox-static and xz-utils"
 )
 TIMEOUT_SECONDS = 300  # of a busy machine
+DNS_ADDRESS = "10.96.0.10"  # of a cluster with a node
 # A mark of the tests, which skips them before any fixture is built. The kit is no package, so it is never required.
 REQUIRED = pytest.mark.skipif(
     not os.environ.get(KIT_VARIABLE) or os.geteuid() != 0,
@@ -52,10 +53,11 @@ class Cluster:
     def start_controllers(self, *names: str) -> None:
         """Start controllers with their resource kinds and webhooks.
 
-        They run on this machine, and KubeRay calls services by name. In a mount namespace, they ask the cluster's DNS.
+        KubeRay calls services by name, so the controllers run in a mount namespace whose /etc/resolv.conf names the
+        cluster's DNS.
         """
-        resolver = self.folder / "controllers-resolv.conf"  # the kit has a resolv.conf of its own there
-        resolver.write_text("nameserver 10.96.0.10\n")
+        resolver = self.folder / "controllers-resolv.conf"  # the kit uses resolv.conf for the kubelet
+        resolver.write_text(f"nameserver {DNS_ADDRESS}\n")
         mount = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
         command = [str(self.kit / "controllers"), str(self.folder), "on", *names]
         if (self.folder / "kubelet.pid").exists():  # a cluster without a node has no DNS

@@ -6,7 +6,6 @@ Ray in three pods.
 
 from __future__ import annotations
 
-import psutil
 import pytest
 import ray
 
@@ -16,7 +15,7 @@ from tests.engines.test_training_pods import (
     QUEUES,
     URGENT_JOB,
     Trainings,
-    is_worker,
+    kill_worker,
     prepare_trainings,
 )
 
@@ -46,7 +45,7 @@ def test_disturbed_rayjob_ends_with_the_weights_of_a_local_training(trainings: T
     trainings.start(name, **PODS)
     trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
     trainings.restart_kubelet()
-    [process for process in psutil.process_iter() if is_worker(process)][-1].kill()
+    kill_worker()
 
     trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
     trainings.restart_api_server()
@@ -54,7 +53,9 @@ def test_disturbed_rayjob_ends_with_the_weights_of_a_local_training(trainings: T
 
     # KubeRay replaces the node, for which the training waits.
     trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
-    trainings.evict(find_pod(trainings, "node"))
+    node = find_pod(trainings, "node")
+    trainings.evict(node)
+    trainings.wait_until(lambda: f"pod/{node}" not in trainings.list_nodes(), name)
 
     # Without persistent storage, Ray has lost the job: the step submits it again.
     trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
@@ -63,7 +64,7 @@ def test_disturbed_rayjob_ends_with_the_weights_of_a_local_training(trainings: T
     assert answer["resumed_from"]
 
 
-def test_preempted_rayjob_is_admitted_again_and_goes_on(trainings: Trainings) -> None:
+def test_preempted_rayjob_is_admitted_again_and_resumes(trainings: Trainings) -> None:
     name = "preempted"
     trainings.start(name, **PODS, queue="team-a", priority="batch")
     trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)

@@ -150,8 +150,8 @@ class JobCommand:
         """Start a requeued job before Slurm's delay of two minutes, but after the 6 s in which a node would refuse it."""
         deadline = time.monotonic() + 300
         while (state := self.cluster.run("squeue", "-h", "-j", job, "-o", "%T %r").split()) != ["PENDING", "BeginTime"]:
-            log = (self.job_folder / f"slurm-{job}.log").read_text()
-            assert time.monotonic() < deadline, f"job {job} is {state}, not requeued; its log: {log}"
+            if time.monotonic() > deadline:
+                pytest.fail(f"job {job} is {state}; its log: {(self.job_folder / f'slurm-{job}.log').read_text()}")
             time.sleep(0.1)
         time.sleep(6)
         self.cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now")
@@ -216,7 +216,7 @@ def test_job_waits_for_drained_nodes_and_resumes_after_scancel(
 
 
 def test_job_at_time_limit_saves_and_requeues_up_to_the_limit(job_command: JobCommand) -> None:
-    """Slurm checks time limits twice a minute, so on a busy machine it needs more than 30 s between signal and limit."""
+    """Slurm checks time limits every 30 s; on a busy machine, saving and requeueing can take longer than that."""
     (job_command.folder / "goal").write_text("5000")
     job_command.launcher = {"resumes": 1, "slurm": {"time_limit": "2", "save_seconds": 90}}
     child = job_command.start()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,8 +183,10 @@ class Trainings:
 
     def find_step(self, name: str) -> int:
         """Return the step of a training's newest checkpoint."""
-        steps = [int(path.name.partition("-")[2]) for path in (self.volume / name).rglob("checkpoint-*")]
-        return max(steps, default=0)
+        while True:
+            with suppress(FileNotFoundError):  # a process removed its folder during the search
+                steps = [int(path.name.partition("-")[2]) for path in (self.volume / name).rglob("checkpoint-*")]
+                return max(steps, default=0)
 
     def wait_for_step(self, name: str, step: int) -> None:
         self.wait_until(lambda: self.find_step(name) >= step, name)
@@ -325,21 +328,24 @@ def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trai
 
     # Nobody but the launcher's own watch knows why this process ended: the step fails, and its next pod resumes.
     trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
-    workers = [process for process in psutil.process_iter() if is_worker(process)]
-    assert workers
-    workers[-1].kill()
+    kill_worker()
     answer = trainings.finish(name)
     assert answer["resumed_from"]
 
 
-def is_worker(process: psutil.Process) -> bool:
-    try:
-        return "components.fine_tuning.worker" in process.cmdline()
-    except psutil.Error:
-        return False
+def kill_worker() -> None:
+    """Kill a training process in a pod; this machine may train elsewhere too."""
+    workers = []
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            groups = Path(f"/proc/{process.pid}/cgroup").read_text()
+            if "components.fine_tuning.worker" in process.cmdline() and "kubepods" in groups:
+                workers.append(process)
+    assert workers
+    workers[-1].kill()
 
 
-def test_preempted_training_is_admitted_again_and_goes_on(trainings: Trainings) -> None:
+def test_preempted_training_is_admitted_again_and_resumes(trainings: Trainings) -> None:
     name = "preempted"
     trainings.start(name, **NODES, queue="team-a", priority="batch")
     trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)
