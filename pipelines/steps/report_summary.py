@@ -46,13 +46,9 @@ def _compare_with_base(evaluation: Record) -> str:
     figures = (
         f"{format_value(values['candidate'])} vs. {format_value(values['base'])}, {format_count(values['n'], 'item')}"
     )
-    rules = [
-        rule
-        for rule in evaluation["rules"]
-        if rule["metric"] == f"{task}.{metric}" and rule["against"] == "base" and not rule.get("slices")
-    ]
+    rules = [rule for rule in evaluation["rules"] if rule["metric"] == f"{task}.{metric}" and rule["against"] == "base"]
     for rule in rules:
-        if rule["gain"]:
+        if rule["gain"] and not rule.get("slices"):
             gain, low, high = rule["gain"]
             if low <= 0 <= high:
                 return f"The candidate's {name} does not differ significantly from that of the base model ({figures})."

@@ -224,6 +224,7 @@ def test_job_at_time_limit_saves_and_requeues_up_to_the_limit(job_command: JobCo
     job_command.skip_requeue_delay(job)
     saved = job_command.list_steps()[-1]
     job_command.wait_for_step(saved + 1)
+    assert saved < 5000
     job_command.cluster.run("scancel", "--signal=TERM", job)  # `resumes` is used up
     error = job_command.finish(child, 75)
     assert error["message"] == f"saved at {job_command.list_steps()[-1]}"

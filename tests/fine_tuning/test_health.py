@@ -126,7 +126,7 @@ def test_data_starvation_is_reported_above_ten_percent_wait(wait_share: float, i
     assert (training_health.describe_data_starvation(wait_share) is not None) == is_reported
 
 
-def test_model_never_better_than_base_is_reported(dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
+def test_model_never_better_than_before_training_is_reported(dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
     settings = {"adaptation": "full", "learning_rate": 3.0, "schedule": "constant_with_warmup"}
     _, notes = tune(dataset, tiny, tmp_path, **settings)
     assert any(note.startswith("no checkpoint is better than the model before training") for note in notes)

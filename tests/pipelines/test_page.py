@@ -60,10 +60,17 @@ def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None
     ]
 
 
-@pytest.mark.parametrize(("against", "unjudged"), [("base", ""), ("incumbent", " No rule compares them.")])
-def test_summary_states_whether_a_rule_without_a_gain_compares_with_the_base(against: str, unjudged: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "unjudged"),
+    [
+        ({"gain": None, "max_harmed_share": 0.1}, ""),
+        ({"slices": ["source"]}, ""),
+        ({"against": "incumbent"}, " No rule compares them."),
+    ],
+)
+def test_summary_without_an_overall_gain_states_whether_a_rule_compares(rule: dict[str, Any], unjudged: str) -> None:
     record = build_record([0.5, 0.4, 0.6])
-    record["evaluation"]["rules"][0] |= {"against": against, "gain": None, "max_harmed_share": 0.1}
+    record["evaluation"]["rules"][0] |= rule
     sentence = f"The candidate's loss on held-out text and that of the base model: 2 vs. 2.5, 40 items.{unjudged}"
     assert report_summary.summarize(record)[1] == sentence
 
