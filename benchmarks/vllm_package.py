@@ -133,8 +133,8 @@ ready after {ready_seconds:.0f} seconds. It reached {speeds}; these few short re
 vLLM's CPU build has a defect: if a batch also contains requests without an adapter, it applies the adapter in the last slot to them. On a CPU,
 tuneline's backend therefore starts the engine with one additional, empty slot. Triton's own backend uses `max_loras` of model.json unchanged.
 
-Not tested: GPUs, bfloat16, and Triton's own vLLM backend. According to Triton's documentation, it reads the same files and
-answers the same requests as tuneline's backend.
+Not tested: GPUs, bfloat16, and Triton's own vLLM backend. According to its documentation, Triton's backend reads the
+same files and answers the same requests as tuneline's backend.
 """
 
 if __name__ == "__main__":

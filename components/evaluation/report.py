@@ -99,8 +99,8 @@ def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
             ]
         )
     note = (
-        "Detectable: the smallest gain, share of harmed items or loss in a slice that these items can show; for slices, with "
-        f"{DETECTION_POWER:.0%} probability."
+        "Detectable: the smallest gain, share of harmed items or loss in a slice that the rule can detect with these "
+        f"items; for slices, with {DETECTION_POWER:.0%} probability."
     )
     return html_report.render_table(head, rows) + html_report.render_paragraph(note)
 
@@ -144,7 +144,7 @@ REWARD_FIGURES = {
 
 
 def _render_reward_figures(content: JSONObject) -> str:
-    """Return a table of calibration and length bias, and a plot of the calibration, for each task on rewards."""
+    """Return a table of calibration and length bias, and a calibration plot, for each reward task."""
     parts = ""
     for task, by_role in content["figures"].items():
         roles = [role for role in ROLES if "calibration_error" in by_role.get(role, {})]
@@ -190,7 +190,7 @@ def _render_calibration(task: str, figures: Mapping[str, float]) -> str:
         ["missing judgements", f"{figures['errors']:.0f}"],
         ["accuracy", describe("accuracy")],
         ["Cohen's kappa", f"{describe('kappa')}, at least {figures['kappa_bound']:.3f} with 95% confidence"],
-        ["judgements that change with the order", f"{figures['order_flips']:.1%} of the pairs"],
+        ["judgements that change with the order of the answers", f"{figures['order_flips']:.1%} of the pairs"],
         ["preferences for the answer shown first", f"{figures['prefers_first']:.1%} (50% without bias)"],
         [
             "preferences for the longer answer",
@@ -216,7 +216,10 @@ def _render_slice_tables(content: JSONObject, results: Mapping[str, TaskResult])
             if row["ci95"]:
                 low, high = sorted(sign * end for end in row["ci95"])
                 gains[row["slice"]] = (sign * (row["candidate"] - row["base"]), low, high)
-        caption = f"{task}.{metric} by slice: gain over the base; 95% confidence intervals, not corrected for multiple slices."
+        caption = (
+            f"{task}.{metric} by slice: gain over the base; 95% confidence intervals, not corrected for multiple "
+            "comparisons."
+        )
         if gains:
             parts += html_report.plot_intervals(gains, x="gain", caption=caption)
         rows = [[row["slice"], *_list_values(row)] for row in slices]

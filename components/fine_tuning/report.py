@@ -229,7 +229,7 @@ def _render_sweep(sweep: Sequence[SweepEntry]) -> str:
 
 
 def _list_validation_metrics(summary: dict[str, Any], *, has_rewards: bool) -> dict[str, float | None]:
-    """Return the validation losses before training and of the result or, with rewards, the mean rewards (1 − loss)."""
+    """Return the validation loss before training and that of the result; with rewards, return mean rewards (1 − loss)."""
     losses: list[float | None] = [summary["validation_loss_before"], summary["validation_loss"]]
     if has_rewards:
         losses = [None if loss is None else 1 - loss for loss in losses]

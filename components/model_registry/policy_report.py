@@ -59,7 +59,7 @@ def read_policy_in_force(name: str) -> PolicyInForce:
 
 
 def find_policy_in_force(name: str) -> PolicyInForce | None:
-    """Return the recorded policy of a model that this process is to register.
+    """Return the recorded policy of a model before this process registers a version.
 
     None if the registry does not exist, or records no policy for the model.
 

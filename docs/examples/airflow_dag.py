@@ -4,7 +4,7 @@ Requires Airflow 3 with the provider cncf.kubernetes. Airflow cannot distinguish
 error fails again within seconds, and an interrupted one (75) resumes. If the gate refuses the model (3), `evaluate` and the tasks after it are
 skipped.
 
-Change registry, namespace, sizes, user and group. User and group own the volume's folder: `run_as_user` and `run_as_group` of `security` in
+Change registry, namespace, resources, user and group. User and group own the volume's folder: `run_as_user` and `run_as_group` of `security` in
 platform.yaml, which are not 1000 in every overlay of deploy/.
 """
 

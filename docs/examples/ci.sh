@@ -3,7 +3,7 @@
 # WAIT_SECONDS. (`kfp run create --watch` exits with 0 even if the run fails.)
 #
 # KFP_ENDPOINT        address of the Kubeflow Pipelines API
-# KFP_NAMESPACE       namespace, if Kubeflow has several users
+# KFP_NAMESPACE       namespace; required in multi-user Kubeflow
 # KFP_EXISTING_TOKEN  bearer token, from the CI system's secrets; process lists show options, but not the environment
 # EXPERIMENT, RUN_NAME, POLL_SECONDS, WAIT_SECONDS   optional
 set -eu

@@ -98,7 +98,7 @@ EndpointOption = Annotated[
 NamespaceOption = Annotated[
     str,
     typer.Option(
-        "--namespace", envvar="KFP_NAMESPACE", help="Namespace of the profile. Required if Kubeflow has several users."
+        "--namespace", envvar="KFP_NAMESPACE", help="Namespace of the profile. Required in multi-user Kubeflow."
     ),
 ]
 CaCertOption = Annotated[

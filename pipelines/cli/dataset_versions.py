@@ -142,7 +142,9 @@ def data_find(
     row: Annotated[str, typer.Option("--row", help="ID of a row.")] = "",
     text: Annotated[
         str,
-        typer.Option("--text", help="Text of a row; case and spacing are ignored. -: read it from standard input."),
+        typer.Option(
+            "--text", help="Text in the row; case and spacing are ignored. -: read the text from standard input."
+        ),
     ] = "",
     source: Annotated[str, typer.Option("--source", help="Source or file name of the rows.")] = "",
     config: ConfigOption = None,

@@ -58,8 +58,8 @@ def export(
         Path | None,
         typer.Option(
             "--dataset",
-            help="Dataset whose test split is used to measure a GGUF file. Default: the dataset that the model was trained "
-            "on.",
+            help="Dataset on whose test split the loss of a GGUF file is measured. Default: the dataset that the "
+            "model was trained on.",
         ),
     ] = None,
     config: ConfigOption = None,

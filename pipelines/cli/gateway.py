@@ -71,8 +71,8 @@ def gateway(
         typer.Option(
             "--shutdown-delay-seconds",
             min=0.0,
-            help="Time in seconds between a stop signal and the drain, in which the gateway is not ready but answers requests and closes their "
-            "connections, so that load balancers and clients move to other servers.",
+            help="Time in seconds between a stop signal and the drain. Meanwhile, the gateway is not ready, but "
+            "answers requests and closes their connections, so that load balancers and clients move to other servers.",
         ),
     ] = 0.0,
     log: Annotated[

@@ -188,12 +188,12 @@ def audit(
 @registry_app.command()
 def history(
     name: NameArgument,
-    alias: Annotated[str, typer.Option("--alias", help="Show only moves of this alias. Default: all aliases.")] = "",
+    alias: Annotated[str, typer.Option("--alias", help="Show only entries of this alias. Default: all.")] = "",
     tracking_uri: TrackingUriOption = "",
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Show each move of the model's aliases with its user, time, versions and reason, and the cost of the versions."""
+    """Show the entries of the model's history with user, time, versions and reason, and the cost of the versions."""
     from components.model_registry import model_versions, registry_history
 
     with open_workdir("registry history", as_json, workdir, tracking_uri):

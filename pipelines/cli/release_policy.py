@@ -55,7 +55,9 @@ def show(
 @policy_app.command("set")
 def set_policy(
     name: NameArgument,
-    file: Annotated[Path, typer.Argument(readable=False, help="YAML file; see mlflow/promotion-policy.yaml.")],
+    file: Annotated[
+        Path, typer.Argument(readable=False, help="YAML file of the policy. Example: mlflow/promotion-policy.yaml.")
+    ],
     by: Annotated[
         str,
         typer.Option(

@@ -46,7 +46,7 @@ def status(
     ] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of runs to list.")] = 20,
     watch: Annotated[
-        bool, typer.Option("-w", "--watch", help="Follow a run until it ends. Default: the latest run.")
+        bool, typer.Option("-w", "--watch", help="Follow RUN until it ends; without RUN, the latest run.")
     ] = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,

@@ -174,8 +174,8 @@ def package(
         Path | None,
         typer.Option(
             "--dataset",
-            help="Dataset whose test split is used to measure a quantized model. Default: the dataset that the model "
-            "was trained on.",
+            help="Dataset on whose test split the loss of a quantized model is measured. Default: the dataset that the "
+            "model was trained on.",
         ),
     ] = None,
     config: ConfigOption = None,
@@ -227,7 +227,8 @@ def serve(
         typer.Option(
             "--trust",
             readable=False,
-            help="Serve the repository only if this key signed it. File formats: as for `tuneline verify --trust`. Repeatable.",
+            help="File of trusted signers, one of whom must have signed the repository. Same formats as for "
+            "`tuneline verify --trust`. Repeatable.",
         ),
     ] = [],  # noqa: B006
     as_json: JsonOption = False,

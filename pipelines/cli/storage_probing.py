@@ -14,14 +14,14 @@ import typer
 from components.common.runtime.errors import EXIT_FAILED, UsageError
 from pipelines.cli.application import JsonOption, app, format_check, open_reporter, print_result
 
-storage_app = typer.Typer(no_args_is_help=True, help="Check the guarantees of shared storage.")
+storage_app = typer.Typer(no_args_is_help=True, help="Check the guarantees of shared storage, and measure its speed.")
 app.add_typer(storage_app, name="storage")
 RANK_VARIABLES = ("SLURM_PROCID", "JOB_COMPLETION_INDEX")  # of srun and of an indexed Job
 
 
 @storage_app.callback()
 def group() -> None:
-    """Check the guarantees of shared storage."""
+    """Check the guarantees of shared storage, and measure its speed."""
 
 
 @storage_app.command("probe")

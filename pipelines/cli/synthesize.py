@@ -78,7 +78,7 @@ PerPassageOption = Annotated[
         "--per-passage",
         min=1,
         max=1000,
-        help="Maximum number of rows per passage or prompt and template. Default: 3, per prompt 1.",
+        help="Maximum number of rows per template and passage (default: 3) or prompt (default: 1).",
         rich_help_panel=ROWS,
     ),
 ]
@@ -133,7 +133,7 @@ MaxDocumentShareOption = Annotated[
         min=0.001,
         max=1,
         help="Maximum share of rows from one document. The limit is never below an equal share for each document. "
-        "Default: 0.25, with answer@1 no limit.",
+        "Default: 0.25; with answer@1: no limit.",
         rich_help_panel=ROWS,
     ),
 ]

@@ -65,7 +65,7 @@ def format_curve(values: Sequence[float]) -> str:
 def format_history(name: str, entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the result of `tuneline registry history`: one line per move of an alias of the model `name`."""
     if not entries:
-        return [f"{name} has no recorded alias moves"]
+        return [f"{name} has no recorded history"]
     rows = []
     for entry in entries:
         forced = f" [forced despite: {entry['forced']}]" if entry["forced"] else ""
@@ -73,7 +73,7 @@ def format_history(name: str, entries: Sequence[Mapping[str, Any]]) -> list[str]
         state = "" if is_done else f" [{entry['state']}: {entry['note'] or 'interrupted or in progress'}]"
         moved = [entry[key] or "–" for key in ("kind", "alias", "from", "to", "by")]
         rows.append((str(entry["number"]), entry["at"], *moved, f"{entry['reason']}{forced}{state}"))
-    return render(build_table(("move", "time", "kind", "alias", "from", "to", "user", "reason"), rows))
+    return render(build_table(("entry", "time", "kind", "alias", "from", "to", "user", "reason"), rows))
 
 
 def format_list(entries: Sequence[Entry]) -> list[str]:

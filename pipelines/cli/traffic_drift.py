@@ -52,7 +52,7 @@ ReferenceDaysOption = Annotated[
     typer.Option(
         "--reference-days",
         metavar="FROM..TO",
-        help="Days (UTC) of accepted traffic; later days are tested. Default: the first 14 days from the first "
+        help="Reference days (UTC); later days are tested. Default: the first 14 days from the first "
         "captured prompt, unless --reference is set.",
     ),
 ]
@@ -79,7 +79,7 @@ ReportFolderOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="Folder of the report. Default: no report is written.")
 ]
 MetricsFileOption = Annotated[
-    Path | None, typer.Option("--metrics", help="Prometheus text file for node_exporter. Default: none.")
+    Path | None, typer.Option("--metrics", help="Write the metrics to this Prometheus text file, for node_exporter.")
 ]
 MlflowOption = Annotated[bool, typer.Option("--mlflow", help="Log e-values and p-values to an MLflow run.")]
 FailOnAlarmOption = Annotated[bool, typer.Option("--fail-on-alarm", help="Exit with status 3 on an alarm.")]

@@ -73,8 +73,8 @@ def verify(
         typer.Option(
             "--trust",
             readable=False,
-            help="Public key or certificate of an authority in PEM format, or a YAML file of them. Repeatable. Default: "
-            "TUNELINE_TRUST.",
+            help="Public key, or certificate of an authority, in PEM format, or a YAML file that lists trusted "
+            "signers. Repeatable. Default: TUNELINE_TRUST.",
         ),
     ] = [],  # noqa: B006
     export: Annotated[

@@ -735,7 +735,7 @@ def _list_shortages(workdir: Workdir, memory: Json, disk: dict[str, int]) -> lis
 def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str, str]:
     """Return the origin of each figure."""
     tokens, max_length = survey.tokens, survey.recipe.max_length
-    rows = "every source is read and cleaned; rows with equal words are rejected, and other near-duplicates are not detected"
+    rows = "every source is read and cleaned; rows with the same words are rejected, and other near-duplicates are not detected"
     if survey.missing_revisions:
         rows += f"; not compared with {', '.join(survey.missing_revisions)}, which a run fetches first"
     sample = f"all {tokens.rows:,} training rows"
@@ -881,7 +881,7 @@ def format_estimate(result: Json) -> list[str]:
         "dry run: nothing was written",
         f"rows      {rows['kept']} of {rows['in']} kept; rejected: {rejected}; quarantined: {rows['quarantined']}; "
         f"formats: {formats}",
-        f"          {splits} (upper bounds: a dry run finds only near-duplicates with equal words)",
+        f"          {splits} (upper bounds: a dry run finds only near-duplicates with the same words)",
         *(
             f"          first row rejected as {reason}: {place}"
             for reason, place in result["dropped"]["first_rejected"].items()

@@ -64,7 +64,7 @@ def render_report(record: Record) -> str:
 
 
 def format_date(recorded: str | None) -> str:
-    """Return a time in ISO 8601 format as text for people."""
+    """Format a time in ISO 8601 for display; "not recorded" if it is empty."""
     return f"{datetime.fromisoformat(recorded):%Y-%m-%d %H:%M} UTC" if recorded else "not recorded"
 
 
@@ -222,7 +222,7 @@ def _render_package(package: Record | None, verdict: str, kind: str) -> str:
     proof = package["proof"]
     if proof is None:
         reason = package["unproven_because"]
-        return html_report.render_paragraph(f"Not proven: {reason}. An unproven package is not promoted.", "bad")
+        return html_report.render_paragraph(f"Not proven: {reason}. Promotion of this package requires --force.", "bad")
     tiles = html_report.render_tiles(
         {
             "Triton": proof["server_version"],
@@ -317,5 +317,5 @@ def _render_cost(record: Record) -> str:
     if unpriced and any(values["cost"] is not None for values in figures):
         note += f" The cost excludes {' and '.join(unpriced)}, because the price is not set or the amount is unknown."
     if any(values["energy"] == "estimated" for values in figures):
-        note += " Without a counter, energy is estimated from power and time."
+        note += " Energy is estimated from power and time if no energy counter measured it."
     return html_report.render_table(head, rows) + html_report.render_paragraph(note, "soft")

@@ -17,9 +17,10 @@ def summarize(record: Record) -> list[str]:
     """Return three sentences: the training, the comparison with the base model, and the properties that were not measured."""
     training, rows = record["training"], record["training"]["rows"]["train"]
     epochs = f"{format_value(float(training['epochs']))} {'epoch' if training['epochs'] == 1 else 'epochs'}"
-    trained = f"Trained for {epochs} on {format_count(rows, 'row')} of {record['revision']['tag']}"
+    used = format_count(rows, "row")
     if training["rows_seen"] < rows:
-        trained += f", of which training used {training['rows_seen']:,} ({training['rows_seen'] / rows:.0%})"
+        used = f"{training['rows_seen']:,} of {used} ({training['rows_seen'] / rows:.0%})"
+    trained = f"Trained for {epochs} on {used} of {record['revision']['tag']}"
     if training["best_step"] and training["best_step"] != training["steps"]:
         trained += f"; the weights are from step {training['best_step']:,}, which has the lowest validation loss"
     missing = _list_unmeasured(record)
@@ -86,11 +87,12 @@ def list_warnings(record: Record) -> list[str]:
     if any(not rule["holds"] for rule in record["evaluation"]["rules"]):
         warnings.append("The gate refused the candidate. The Verdict section lists the failed rules.")
     if package and package["proof"] is None:
-        warnings.append(f"The package is not proven, so its promotion requires --force: {package['unproven_because']}.")
+        warnings.append(f"The package is not proven: {package['unproven_because']}. Its promotion requires --force.")
     if training["rows_seen"] < rows["train"]:
         share = f"{training['rows_seen'] / rows['train']:.0%}"
         warnings.append(
-            f"Training used {share} of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows."
+            f"Training used {share} of the rows. To train on all rows, set fine_tuning.max_steps to null and epochs to at "
+            "least 1."
         )
     before, after = training.get("validation_loss_before"), training["validation_loss"]
     if before is not None and after is not None and after > before:

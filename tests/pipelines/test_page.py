@@ -53,7 +53,7 @@ def build_record(gain: list[float], **training: Any) -> dict[str, Any]:
 )
 def test_summary_has_three_sentences(gain: list[float], comparison: str) -> None:
     assert report_summary.summarize(build_record(gain)) == [
-        "Trained for 0.5 epochs on 120 rows of dataset-v3, of which training used 60 (50%); the weights are from step 10, "
+        "Trained for 0.5 epochs on 60 of 120 rows (50%) of dataset-v3; the weights are from step 10, "
         "which has the lowest validation loss.",
         f"The candidate's loss on held-out text {comparison}.",
         "Not measured: the difference from an earlier version, because no incumbent exists.",
@@ -84,8 +84,8 @@ def test_warnings_state_what_limits_the_result() -> None:
     limited["data"] = {"rows": {"quarantined": 3}, "evaluation_sets": {"arc.jsonl": {"unsearchable": 1}}}
     assert report_summary.list_warnings(limited) == [
         "The gate refused the candidate. The Verdict section lists the failed rules.",
-        "The package is not proven, so its promotion requires --force: glibc is older than 2.35.",
-        "Training used 50% of the rows. Raise fine_tuning.max_steps, or set epochs, to train on all rows.",
+        "The package is not proven: glibc is older than 2.35. Its promotion requires --force.",
+        "Training used 50% of the rows. To train on all rows, set fine_tuning.max_steps to null and epochs to at least 1.",
         "The validation loss rose from 3 to 4 during training.",
         "7 training rows were truncated to the maximum length.",
         "2 rows were skipped. The training report states the reason.",

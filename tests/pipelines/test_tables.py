@@ -23,10 +23,10 @@ MOVE = {
 def test_history_has_a_header_and_says_what_was_forced_or_interrupted() -> None:
     forced = {**MOVE, "number": 2, "from": "3", "to": "4", "forced": "an old evaluation", "state": "open"}
     header, _, first, second = [line.split() for line in format_history("support", [MOVE, forced]) if line.strip()]
-    assert header == ["move", "time", "kind", "alias", "from", "to", "user", "reason"]
+    assert header == ["entry", "time", "kind", "alias", "from", "to", "user", "reason"]
     assert first == ["1", MOVE["at"], "promotion", "champion", "–", "3", "ann", "accepted"]
     assert " ".join(second[7:]) == "accepted [forced despite: an old evaluation] [open: interrupted or in progress]"
-    assert format_history("support", []) == ["support has no recorded alias moves"]
+    assert format_history("support", []) == ["support has no recorded history"]
 
 
 def test_curve_has_a_block_for_each_part_of_the_series() -> None:

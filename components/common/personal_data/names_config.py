@@ -22,8 +22,8 @@ class NamesConfig(BaseModel):
     language: str = Field("en", min_length=2, description="Two-letter code of the model's language.")
     person: Action = Field(
         "keep",
-        description="Action on names of people. keep: only count the names. Most people named in text are public "
-        "figures, and the model makes errors.",
+        description="Action on names of people. keep: only count the names, because the model misses names "
+        "and reports false ones.",
     )
     location: Action = Field("keep", description="Action on names of places. keep: only count the names.")
 

@@ -127,20 +127,20 @@ def relay_event(event: Mapping[str, Any], reporter: Reporter) -> None:
 
 
 class _Counter:
-    """The first count of a step and its time. Rates exclude units completed before a resume and the time before the first unit."""
+    """The first count of a step, and the time of that count. Rates exclude units completed before a resume and the time before the first unit."""
 
     def __init__(self) -> None:
         self.before, self._began = -1, 0.0
 
     def measure(self, done: int) -> float:
-        """Return the seconds since the last call with the first count."""
+        """Return the seconds since the count last had its first value."""
         if self.before in (-1, done):
             self.before, self._began = done, time.monotonic()
         return time.monotonic() - self._began
 
 
 class PlainTextReporter:
-    """A reporter of plain lines: every step, and progress at most every `seconds_between` seconds."""
+    """A reporter that prints a line for each step, and for progress at most every `seconds_between` seconds."""
 
     def __init__(self, stream: IO[str] | None = None, prefix: str = "", seconds_between: float = 10.0) -> None:
         self._stream, self._prefix, self._seconds_between = stream or sys.stderr, prefix, seconds_between
@@ -256,7 +256,7 @@ class ProgressBarReporter:
 class NotebookReporter:
     """A reporter with one output of a notebook's cell, updated in place: the current step and its progress bar.
 
-    The output unfolds to the completed steps with their seconds. Messages are shown below it.
+    If expanded, the output lists the completed steps with their durations. Messages are shown below it.
 
     Args:
         prefix: text at the start of the current step.
@@ -293,7 +293,7 @@ class NotebookReporter:
         self._show()
 
     def close(self) -> None:
-        """Show the number of steps, if any, and their time instead of the last step."""
+        """Replace the last step with the number of steps, if any, and their total time."""
         if self._handle is None:
             return
         self._complete_step()
@@ -336,7 +336,7 @@ class NotebookReporter:
 
 
 def is_notebook() -> bool:
-    """Return whether the process is the kernel of a notebook, whose frontend shows outputs."""
+    """Return whether the process is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
