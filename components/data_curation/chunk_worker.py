@@ -22,7 +22,7 @@ from typing import Any
 
 from components.common import personal_data
 from components.common.row_comparison.prompt_lines import CONTEXT_COLUMNS
-from components.common.runtime import process_control
+from components.common.runtime import filesystem, process_control
 from components.common.runtime.errors import TunelineError, translate_system_error
 from components.common.runtime.reporters import SilentReporter
 from components.data_curation import text_normalization
@@ -333,7 +333,7 @@ def prepare_raw_chunk(folder: str, number: int) -> int:
         summary = prepare_chunk(number, records, kind, config, benchmarks, path)
     partial = get_summary_path(path, number).with_suffix(".half")
     partial.write_text(json.dumps(asdict(summary)), encoding="utf-8")
-    partial.replace(get_summary_path(path, number))
+    filesystem.rename(partial, get_summary_path(path, number))
     return summary.rows
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError
 
 # Not the language's own library, not written for its users, or packaged apart by some distributions of the same Python.
@@ -106,7 +107,7 @@ def build(output: Path) -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     temporary.write_bytes(b"".join(lines))
-    temporary.replace(output)
+    filesystem.rename(temporary, output)
     return len(lines)
 
 

@@ -181,7 +181,7 @@ def curate(
         return finished
     folder = output / ENGINE_FOLDER_NAME  # as large as the data, therefore always removed
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # over NFS, a mkdir whose answer was lost is repeated
     try:
         scorers = row_scoring.build_scorers(config, scoring, seed, reporter, state and state / STAGE)
         prepared = _prepare_rows(sources, benchmarks, earlier, config, folder, reporter)

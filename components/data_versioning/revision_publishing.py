@@ -106,7 +106,7 @@ def upload(dataset: Artifact, store: VersionStore, folder: Path, reporter: Repor
     """
     reporter.step(f"writing the files to {store.remote}")
     project = store.build_project(folder)
-    project.dvc_file.parent.mkdir(parents=True)
+    project.dvc_file.parent.mkdir(parents=True, exist_ok=True)
     project.create()
     _track_files(dataset, project)
     project.push()
@@ -255,7 +255,7 @@ def _track_files(dataset: Artifact, project: Project) -> None:
 def create_revision_project(store: VersionStore, version: Version, folder: Path) -> Project:
     """Create a DVC project that tracks this revision only."""
     project = store.build_project(folder)
-    project.dvc_file.parent.mkdir(parents=True)
+    project.dvc_file.parent.mkdir(parents=True, exist_ok=True)
     text = git_repository.read_file(store.repository, version.rev, f"{store.dataset_path}.dvc")
     project.dvc_file.write_text(text, encoding="utf-8")
     project.create()

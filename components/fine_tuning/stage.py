@@ -562,7 +562,10 @@ def _move_to_output(weights: Path, output: Path) -> None:
     # After an interrupted move, the next call has to write the weights again from the last checkpoint.
     (weights.parent / launch.OUTCOME_FILENAME).unlink(missing_ok=True)
     for path in sorted(weights.iterdir()):
-        shutil.move(path, output / path.name)
+        try:
+            filesystem.rename(path, output / path.name)
+        except OSError:  # another file system
+            shutil.move(path, output / path.name)
 
 
 def _add_tokenizer(tokenizer: PreTrainedTokenizerBase, base: LocalBaseModel, output: Path) -> None:

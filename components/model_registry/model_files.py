@@ -169,7 +169,7 @@ def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Pa
     _download(name, version, part)
     if (part / POINTER_FILENAME).exists():
         shutil.rmtree(part)
-        shutil.copytree(find_in_store(store_uri, f"{name} version {version}"), part)
+        shutil.copytree(find_in_store(store_uri, f"{name} version {version}"), part, dirs_exist_ok=True)
     found = artifact_folder.read(part, "model")
     _remove_unlisted_entries(found)
     if found.sha256 != sha256:

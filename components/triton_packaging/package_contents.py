@@ -72,7 +72,7 @@ def copy_contents(
         weight_files.write_weights(model, version / WEIGHTS_FOLDER, dtype, merged=placement.mode == "merged")
     else:
         if calibrated:
-            (version / WEIGHTS_FOLDER).mkdir(parents=True)
+            (version / WEIGHTS_FOLDER).mkdir(parents=True, exist_ok=True)
             for path in calibrated_weights.list_files(calibrated.folder):
                 copy = link_or_copy if path.suffix == ".safetensors" else shutil.copyfile
                 copy(path, version / WEIGHTS_FOLDER / path.name)

@@ -37,7 +37,7 @@ def publish(package: Artifact, target: str, reporter: Reporter) -> str:
             artifact_store.load_artifact(store, package.sha256)
         else:
             with artifact_store.job_folder(store) as job:
-                shutil.copytree(package.path, job / "package")
+                shutil.copytree(package.path, job / "package", dirs_exist_ok=True)
                 artifact_store.add_artifact(store, Artifact(job / "package", package.manifest))
         return location
     # The files keep the package's layout, which Triton reads; the manifest is uploaded last.

@@ -130,7 +130,7 @@ def create_backend_folder(folder: Path) -> Path:
     python = (library / "libtriton_python.so", library / "triton_python_backend_utils.py", get_stub_path())
     vllm = (VLLM_BACKEND_FOLDER / name for name in VLLM_FILES)
     for name, files in {"python": python, "vllm": vllm}.items():
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for file in files:
             shutil.copy(file, folder / name)
     return folder

@@ -40,7 +40,7 @@ def write_weights(model: LoadableModel, folder: Path, dtype: str, *, merged: boo
         merged: whether to merge the adapter, in float32, and store the result as `dtype`. With float32, greedy answers
             on a CPU equal those before merging. bfloat16 halves the package and is the dtype of GPU arithmetic.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if merged:
         import torch
 
@@ -76,7 +76,7 @@ def write_adapter(model: LoadableModel, folder: Path) -> None:
     """
     if model.adapter is None:
         raise ValueError("the model has no adapter")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(model.adapter.glob("adapter_*.safetensors")):
         link_or_copy(path.resolve(), folder / path.name)
     settings = json.loads((model.adapter / model_loading.ADAPTER_CONFIG).read_text(encoding="utf-8"))

@@ -16,33 +16,7 @@ from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
 from pipelines.operations.garbage_collection import inventory
 from pipelines.runs import run_folder
-
-
-def lose_answers(patch: pytest.MonkeyPatch) -> list[str]:
-    """Make each rename, link and mkdir report, after it was done, what the repeated call finds; return their names."""
-    lost: list[str] = []
-    rename, link, mkdir = Path.rename, os.link, Path.mkdir
-
-    def repeat_rename(source: Path, target: Path) -> None:
-        rename(source, target)
-        lost.append("rename")
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
-
-    def repeat_link(source: Path, target: Path) -> None:
-        link(source, target)
-        lost.append("link")
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(source))
-
-    def repeat_mkdir(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        mkdir(path, mode, parents, exist_ok)
-        if not exist_ok:
-            lost.append("mkdir")
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-    patch.setattr(Path, "rename", repeat_rename)
-    patch.setattr(os, "link", repeat_link)
-    patch.setattr(Path, "mkdir", repeat_mkdir)
-    return lost
+from tests.lost_answers import lose_answers
 
 
 def write_file(folder: Path) -> None:
@@ -70,7 +44,7 @@ def use_private_folder(folder: Path) -> None:
 
 def publish_folder(folder: Path) -> None:
     for name in ("made", "target"):
-        os.mkdir(folder / name)  # noqa: PTH102 - its answer arrives
+        (folder / name).mkdir(exist_ok=True)
     (folder / "target" / "old").write_text("")
     assert job_folders.move_into_place(folder / "made", folder / "target", lambda: None, folder / "aside") is None
     assert {path.name for path in folder.iterdir()} == {"target", "aside"}
@@ -79,8 +53,7 @@ def publish_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("operation", [write_file, lock_folder, lock_workdir, use_private_folder, publish_folder])
 def test_operation_whose_answer_is_lost_succeeds(tmp_path: Path, operation: Callable[[Path], None]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        lost = lose_answers(patch)
+    with lose_answers(tmp_path) as lost:
         operation(tmp_path)
     assert lost
 

@@ -23,6 +23,7 @@ from components.data_versioning import git_repository
 from components.data_versioning.config import DataVersioningConfig
 from components.data_versioning.git_repository import DataVersioningError
 from components.data_versioning.stage import fetch, list_versions, publish, show
+from tests.lost_answers import lose_answers
 
 pytestmark = pytest.mark.dvc
 CONFIG = DataVersioningConfig()
@@ -53,6 +54,15 @@ def test_same_content_is_published_once(tmp_path: Path, make_dataset) -> None:
     assert first.md5.endswith(".dir")
     assert first.uri == f"dvc://{tmp_path / 'data-repository'}@{first.rev}:datasets/dataset"
     assert not list((tmp_path / "state" / "data_versioning").iterdir())
+
+
+def test_version_is_published_and_fetched_over_a_server_whose_answers_are_lost(tmp_path: Path, make_dataset) -> None:
+    dataset = make_dataset("one", FIRST_ROWS)
+    with lose_answers(tmp_path, ["mkdir"]) as lost:  # DVC itself fails if an answer to its link or rename is lost
+        version = publish(dataset, CONFIG, workdir=tmp_path, reporter=SilentReporter())
+        fetched = fetch(version.tag, tmp_path / "fetched", CONFIG, workdir=tmp_path, reporter=SilentReporter())
+    assert lost == {"mkdir"}
+    assert fetched.sha256 == dataset.sha256
 
 
 def test_versions_are_fetched_by_tag_and_by_commit(tmp_path: Path, make_dataset) -> None:

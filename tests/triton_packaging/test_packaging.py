@@ -17,9 +17,18 @@ from components.common.models.model_loading import LoadableModel
 from components.common.runtime import process_control
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, TunelineError, UsageError
 from components.common.runtime.reporters import SilentReporter
-from components.triton_packaging import package_serving, stage, triton_config, triton_installation, weight_files
+from components.triton_packaging import (
+    package_serving,
+    publishing,
+    stage,
+    triton_config,
+    triton_installation,
+    weight_files,
+)
 from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.deployment import serving_folder
 from components.triton_packaging.stage import package
+from tests.lost_answers import lose_answers
 from tests.tiny import tiny_model
 
 
@@ -87,6 +96,21 @@ def test_merged_weights_match_the_adapter(
         )
     torch.testing.assert_close(merged, adapted, atol=1e-4, rtol=1e-4)
     assert (adapted - base).abs().max() > 0.1
+
+
+def test_package_is_written_and_installed_over_a_server_whose_answers_are_lost(
+    adapted_model: LoadableModel, tmp_path: Path
+) -> None:
+    config = TritonPackagingConfig(prove=False, adapter="attached")
+    with lose_answers(tmp_path) as lost:
+        artifact = pack(adapted_model, tmp_path / "out", config)
+        publishing.publish(artifact, str(tmp_path / "published"), SilentReporter())
+        package = serving_folder.copy_package(tmp_path / "deployed", artifact)
+        models = serving_folder.install_release(tmp_path / "deployed", serving_folder.Release("7", package), "clerk")
+        triton_installation.create_backend_folder(tmp_path / "backends")
+    assert lost >= {"mkdir", "link", "symlink", "rename"}
+    assert artifact_folder.read(tmp_path / "published" / artifact.sha256, "repository").sha256 == artifact.sha256
+    assert all((tmp_path / "deployed" / "repository" / model / "7").is_dir() for model in models)
 
 
 def test_merged_weights_have_the_configured_dtype(adapted_model: LoadableModel, tmp_path: Path) -> None:

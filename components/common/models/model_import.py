@@ -228,7 +228,7 @@ def _import_tuned_model(tuned: Artifact, work: Workdir, reporter: Reporter) -> A
     if not artifact_store.has_artifact(work.store, tuned.sha256):
         reporter.step("adding the files to the store")
         with artifact_store.job_folder(work.store) as own:
-            copy = shutil.copytree(tuned.path, own / tuned.sha256)
+            copy = shutil.copytree(tuned.path, own / tuned.sha256, dirs_exist_ok=True)
             artifact_store.add_artifact(work.store, artifact_folder.read(copy, "model"), reporter)
     base = model_loading.resolve_base_model(f"{artifact_store.STORE_PREFIX}{tuned.sha256}", reporter)
     return artifact_store.load_artifact(work.store, base.sha256)

@@ -184,7 +184,7 @@ def folder_lock(
                 )
             with _flock(folder):
                 _remove_stale_lock(lock, owner)
-        draft.unlink()
+        draft.unlink(missing_ok=True)
         for path in folder.glob(f".{filename}.*.*.*"):
             if is_abandoned(path, f".{filename}"):
                 path.unlink(missing_ok=True)

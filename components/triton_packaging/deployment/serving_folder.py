@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,7 +153,8 @@ def install_release(folder: Path, release: Release, name: str) -> list[str]:
         # The link is replaced by a rename, so that it always exists.
         fresh = target / f".{release.version}.link"
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(Path("../..") / store / release.package.sha256 / source.name / versions[0].name)
+        with suppress(FileExistsError):  # over NFS, a call whose answer was lost is repeated
+            fresh.symlink_to(Path("../..") / store / release.package.sha256 / source.name / versions[0].name)
         filesystem.rename(fresh, target / release.version)
         if (source / WARMUP_FOLDER).is_dir():
             shutil.copytree(source / WARMUP_FOLDER, target / WARMUP_FOLDER, dirs_exist_ok=True)

@@ -125,7 +125,8 @@ class MessageChannel:
 
 def create_pair_files(fs: Filesystem, folder: Path, pair: str) -> None:
     """Create the files that identify the probe's folder to a joining participant."""
-    fs.mkdir(folder / MESSAGES_FOLDER)
+    with suppress(FileExistsError):  # over NFS, a mkdir whose answer was lost is repeated
+        fs.mkdir(folder / MESSAGES_FOLDER)
     write_durably(fs, folder / PAIR_FILENAME, pair.encode())
 
 
