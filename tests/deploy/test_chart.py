@@ -29,14 +29,15 @@ KEPT = ("Namespace", "PersistentVolume", "PersistentVolumeClaim")  # kinds that 
 # The values that add the optional components of an overlay, which its kustomizations list as comments.
 OPTIONAL: dict[str, Json] = {
     "one-gpu-node": {"serving": {"podMonitor": True}},
-    "shared-gpus": {"serving": {"podMonitor": True}, "dashboard": True, "alerts": True},
+    "shared-gpus": {"serving": {"podMonitor": True}, "dashboard": True, "alerts": True, "alertsConfigMap": True},
     "gaudi3-roce": {
         "serving": {"podMonitor": True, "scaleBy": "keda"},
         "roce": True,
         "dashboard": True,
         "alerts": True,
+        "alertsConfigMap": True,
     },
-    "xe9680-powerscale": {"serving": {"podMonitor": True}, "dashboard": True, "alerts": True},
+    "xe9680-powerscale": {"serving": {"podMonitor": True}, "dashboard": True, "alerts": True, "alertsConfigMap": True},
 }
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -64,7 +65,10 @@ def render_objects(values: Json) -> list[Json]:
 
 
 def index(manifests: list[Json]) -> dict[tuple[str, str | None, str], Json]:
-    """Return the manifests by kind, namespace and name, which are unique."""
+    """Return the manifests by kind, namespace and name, which are unique; the texts of the alerts as the rules in them."""
+    for each in manifests:
+        if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "tuneline-alerts":
+            each["data"] = {name: yaml.safe_load(text) for name, text in each["data"].items()}
     indexed = {(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]): each for each in manifests}
     assert len(indexed) == len(manifests)
     return indexed

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.rendering import OVERLAYS, iterate_pods, render_overlay, select_kind
+from tests.deploy.rendering import OVERLAYS, iterate_pods, render_overlay, render_with_optional, select_kind
 from tests.pipelines.command import ROOT
 
 Json = dict[str, Any]
@@ -112,6 +112,11 @@ def test_rules_have_only_prometheusrule_fields() -> None:
         assert DURATION.fullmatch(rule.get("for", "1m"))
         assert rule["labels"]["severity"] in ("page", "ticket")
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
+
+
+def test_config_map_has_the_rules_as_a_rule_file() -> None:
+    config_map = select_kind(render_with_optional("xe9680-powerscale"), "ConfigMap", "monitoring")["tuneline-alerts"]
+    assert yaml.safe_load(config_map["data"]["tuneline.yaml"]) == {"groups": load_groups()}
 
 
 @each_rule
