@@ -178,7 +178,7 @@ def test_clients_that_publish_at_once_lose_no_artifact(machines: Machines) -> No
 
 
 def test_data_versions_are_published_by_two_clients_and_after_a_power_cut(machines: Machines) -> None:
-    folders = list_folders("versions", (ADVISED[0], DEFAULT[1]))
+    folders = list_folders("versions")
     machines.publish_through_interruptions("publish_version", folders)
     machines.control("run", "c", " && ".join(f"rm {folder}/writing-b" for folder in folders))
     with ThreadPoolExecutor(1) as pool:

@@ -80,7 +80,7 @@ def test_storage_page_and_example_volume_have_the_same_options() -> None:
     page = (ROOT / "docs" / "how-to" / "storage.md").read_text(encoding="utf-8")
     example = (ROOT / "deploy" / "components" / "powerscale-nfs" / "volume.yaml").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith("| new files are seen after"))
-    documented, share = re.findall(r"`(actimeo=0\S*)` on the share of ([^,]+, [^,]+),", row)[0]
+    documented, share = re.findall(r"`(actimeo=0\S*)` on the share of ([^,]+, [^;]+);", row)[0]
     options = next(
         line.replace(" ", "").split(",")
         for line in re.findall(r"mountOptions: \[(.*)\]", example)
