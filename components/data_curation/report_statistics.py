@@ -1,6 +1,7 @@
 """Counts and examples for the report, collected row by row while the dataset is written.
 
-They contain no personal data, even if the dataset keeps it: examples are masked, and findings are only counted.
+They contain no detected personal data, even if the dataset keeps it:
+examples are masked, and findings are only counted.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class CurationStatistics:
         similarities: per reject reason, the similarities of the rejected rows to the kept ones.
         documents: the counts per type of document, such as pdf.
         chunk_tokens: the number of chunks of documents per length class; the keys are upper bounds in tokens.
-        extractors: the versions of the packages that extracted the documents.
+        extractors: the versions of the packages that extracted text from the documents.
         tokens: the token statistics; None if tokens were not counted. A note then gives the reason.
         quality_scores: the statistics of each scorer of rows.
         notes: sentences for the overview.

@@ -80,7 +80,15 @@ def render_page(
 
 def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
     """Return a table of the rules with their limits, bounds and smallest detectable differences."""
-    head = ["rule", "outcome", "gain, lower bound", "confidence", "detectable", "harmed items", "slices too small"]
+    head = [
+        "rule",
+        "outcome",
+        "gain, lower bound",
+        "confidence",
+        "detectable",
+        "harmed or worse items",
+        "slices too small",
+    ]
     rows: list[list[object]] = []
     for result in rule_results:
         rule = result.rule
@@ -99,14 +107,14 @@ def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
             ]
         )
     note = (
-        "Detectable: the smallest gain, share of harmed items or loss in a slice that the rule can detect with these "
-        f"items; for slices, with {DETECTION_POWER:.0%} probability."
+        "Detectable: the smallest gain, share of harmed or worse items, or loss in a slice that these items can show. "
+        f"The rule detects this loss in a slice with {DETECTION_POWER:.0%} probability."
     )
     return html_report.render_table(head, rows) + html_report.render_paragraph(note)
 
 
 def _render_metric_tables(content: JSONObject) -> str:
-    """Return a table of metrics and a table of counts that no rule compares, such as a judge's errors."""
+    """Return tables of the metrics, of counts that no rule compares (a judge's errors), and of judges' calibration."""
     head = ["metric", *VALUE_COLUMNS, "McNemar p, against base"]
     rows = []
     for task, by_metric in content["metrics"].items():
@@ -228,7 +236,7 @@ def _render_slice_tables(content: JSONObject, results: Mapping[str, TaskResult])
 
 
 def _render_worst_items(name: str, result: TaskResult) -> str:
-    """Return cards of the items with the largest losses against the incumbent, or else against the base."""
+    """Return cards of the items with the worst results against the incumbent or, without an incumbent, the base."""
     metric = next(iter(result.task.metrics))
     own, weights = result.get_values("candidate", metric), result.get_weights(metric)
     others = result.get_values("incumbent", metric) or result.get_values("base", metric)

@@ -104,7 +104,7 @@ def _list_metrics(summary: dict[str, Any], config: Recipe) -> dict[str, Any]:
 
 
 def _list_speed(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of the table of speed and memory."""
+    """Return the rows of the table of speed, memory and startup times."""
     flops, mfu = summary["flops_per_second"], summary["mfu"]
     return {
         "tokens per second, excluding the time between steps": summary["step_tokens_per_second"],
@@ -129,7 +129,8 @@ def _describe_training(summary: dict[str, Any], config: Recipe) -> list[str]:
     sentences += _describe_changed_rows(rows, config)
     if config.packing:
         sentences.append(
-            f"The rows were packed into {format_count(summary['examples'], 'row')} of {config.max_length} tokens."
+            f"The rows were packed into {format_count(summary['examples'], 'sequence')} of up to "
+            f"{config.max_length} tokens."
         )
     if summary["best_step"] and summary["best_step"] != summary["steps"]:
         sentences.append(f"The weights are from step {summary['best_step']:,}, which has the lowest validation loss.")
@@ -178,7 +179,9 @@ def _describe_alarms(alarms: Sequence[dict[str, Any]], on_alarm: str) -> list[st
             factor = alarm["learning_rate_factor"]
             reaction = f"At step {alarm['step']:,}, a guard lowered the learning rate to {factor:.3g} times its scheduled value"
             if factor == previous_factor:
-                reaction = f"At step {alarm['step']:,}, a guard raised an alarm at the lower limit of the learning rate"
+                reaction = (
+                    f"At step {alarm['step']:,}, with the learning rate at its lower limit, a guard raised an alarm"
+                )
             previous_factor = factor
         sentences.append(f"{reaction}: {alarm['sentence']}.")
     return sentences
@@ -229,7 +232,7 @@ def _render_sweep(sweep: Sequence[SweepEntry]) -> str:
 
 
 def _list_validation_metrics(summary: dict[str, Any], *, has_rewards: bool) -> dict[str, float | None]:
-    """Return the validation loss before training and that of the result; with rewards, return mean rewards (1 − loss)."""
+    """Return the validation losses before and after training; with rewards, return the mean rewards (1 − loss)."""
     losses: list[float | None] = [summary["validation_loss_before"], summary["validation_loss"]]
     if has_rewards:
         losses = [None if loss is None else 1 - loss for loss in losses]
@@ -238,7 +241,7 @@ def _list_validation_metrics(summary: dict[str, Any], *, has_rewards: bool) -> d
 
 
 def _render_rewards(log: Log) -> str:
-    """Render plots of the rewards, of the lengths of answers, and of the divergence from the model before training."""
+    """Render plots of the rewards, answer lengths, truncated answers, equal rewards, KL divergence and entropy."""
     by_reward = [name for name in dict.fromkeys(key for line in log for key in line) if name.startswith("reward_")]
     plots = [
         (
@@ -268,6 +271,6 @@ def _plot(log: Log, names: Sequence[str], y: str, caption: str) -> str:
 
 
 def _list_points(log: Log, name: str) -> tuple[list[float], list[float]] | None:
-    """Return the steps at which a metric was logged, and its values; None if it was not logged."""
+    """Return the steps at which a metric was logged, and the metric's values; None for a metric that was not logged."""
     points = [(entry["step"], entry[name]) for entry in log if name in entry]
     return ([step for step, _ in points], [value for _, value in points]) if points else None

@@ -59,7 +59,7 @@ def read_policy_in_force(name: str) -> PolicyInForce:
 
 
 def find_policy_in_force(name: str) -> PolicyInForce | None:
-    """Return the recorded policy of a model before this process registers a version.
+    """Return the recorded policy of a model, and check that this process can register a version.
 
     None if the registry does not exist, or records no policy for the model.
 
@@ -78,7 +78,7 @@ def find_policy_in_force(name: str) -> PolicyInForce | None:
 
 
 def list_changes(name: str) -> list[PolicyChange]:
-    """Return the recorded policies of a model, oldest first, each with its differences from the one before.
+    """Return the recorded policies of a model, oldest first, each with its differences from its predecessor.
 
     Raises:
         RegistryError: the model does not exist.

@@ -1,4 +1,4 @@
-"""report.html of a package: proof, golden prompts, usage and files."""
+"""report.html of a package: proof, quantization, golden prompts, usage and files."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def render(
     answers = ""
     if proof:
         text = (
-            "A Triton server loaded this package. The package's greedy answers match those of transformers before "
-            "packaging. The comparison covers complete and streamed answers, with one client and with eight concurrent "
-            "clients."
+            "A Triton server loaded this package. The package's greedy answers match the answers that transformers "
+            "generated before packaging. The comparison covers complete and streamed answers, with one client and with "
+            "eight concurrent clients."
         )
         figures = {
             "Triton": proof.server_version,
@@ -77,7 +77,7 @@ def render(
             f"{quantized.margin:.4f} is allowed."
         )
         if hardware := QUANTIZATIONS[quantized.scheme].hardware:
-            text += f" Hardware listed by vLLM 0.32: {hardware}."
+            text += f" According to the documentation of vLLM 0.32, these devices compute with the format: {hardware}."
         if found := quantized.calibration:
             text += (
                 f" {found['engine']} calibrated the weights on {found['rows']} training rows with {found['tokens']} tokens; "

@@ -98,7 +98,9 @@ EndpointOption = Annotated[
 NamespaceOption = Annotated[
     str,
     typer.Option(
-        "--namespace", envvar="KFP_NAMESPACE", help="Namespace of the profile. Required in multi-user Kubeflow."
+        "--namespace",
+        envvar="KFP_NAMESPACE",
+        help="Namespace of the Kubeflow profile. Required in multi-user Kubeflow.",
     ),
 ]
 CaCertOption = Annotated[

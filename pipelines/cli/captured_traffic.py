@@ -1,4 +1,4 @@
-"""`tuneline traffic`: captured traffic with its listing, retention, erasure and export."""
+"""`tuneline traffic`: list, sample, compact, expire, erase and export captured traffic."""
 
 from __future__ import annotations
 
@@ -98,11 +98,17 @@ def locked_traffic(
 def show_status(
     capture: CaptureFileOption = Path("capture.yaml"),
     requests_per_day: Annotated[
-        int, typer.Option("--requests-per-day", min=0, help="Estimate the storage for this number of requests per day.")
+        int,
+        typer.Option(
+            "--requests-per-day", min=0, help="Estimate the storage for this number of requests per day and model."
+        ),
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the capture file, show the stored rows and retention of each model, and list files that other users can read."""
+    """Check the capture file, and show the size and retention of each model's traffic.
+
+    Also list unfinished erasures, and files that other users can read.
+    """
     from pipelines.capture import retention, traffic_bucket, traffic_files
     from pipelines.capture.settings import load_settings
 
@@ -338,7 +344,8 @@ def export_traffic(
     dataset: Annotated[
         Path | None,
         typer.Option(
-            "--dataset", help="Folder for a dataset, curated from these rows and the sources of the configuration."
+            "--dataset",
+            help="Folder for a dataset, curated from the exported rows and the sources of the configuration.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows, and write nothing.")] = False,

@@ -48,7 +48,7 @@ Ctrl-C               stop the answer"""
 def chat(
     target: Annotated[
         str,
-        typer.Argument(help="URL of an OpenAI-compatible server, folder of a packaged repository, or NAME@ALIAS."),
+        typer.Argument(help="URL of an OpenAI-compatible server, folder of a package, or NAME@ALIAS."),
     ],
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Send this message, print the answer and exit.")

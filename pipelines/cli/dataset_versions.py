@@ -139,14 +139,18 @@ def data_diff(
 
 @data_app.command("find")
 def data_find(
-    row: Annotated[str, typer.Option("--row", help="ID of a row.")] = "",
+    row: Annotated[str, typer.Option("--row", help="Find the row with this ID.")] = "",
     text: Annotated[
         str,
         typer.Option(
-            "--text", help="Text in the row; case and spacing are ignored. -: read the text from standard input."
+            "--text",
+            help="Find rows that contain this text, ignoring case and repeated white space. -: read the text from "
+            "standard input.",
         ),
     ] = "",
-    source: Annotated[str, typer.Option("--source", help="Source or file name of the rows.")] = "",
+    source: Annotated[
+        str, typer.Option("--source", help="Find the rows of the source with this name or file name.")
+    ] = "",
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     tracking_uri: TrackingUriOption = "",

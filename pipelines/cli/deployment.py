@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RegisteredModelArgument = Annotated[str, typer.Argument(help="Name of the registered model.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Follow the alias until Ctrl-C.")]
-ServedAliasOption = Annotated[str, typer.Option("--alias", help="Alias to serve.")]
+ServedAliasOption = Annotated[str, typer.Option("--alias", help="Alias of the version to serve.")]
 PollIntervalOption = Annotated[
     float, typer.Option("--every", min=0.1, help="Poll interval of the registry in seconds.")
 ]
@@ -46,8 +46,8 @@ CanaryAliasOption = Annotated[
     str,
     typer.Option(
         "--canary-alias",
-        help="Second alias to serve, as MODEL-ALIAS. --routes sets which requests this model receives. "
-        "Requires --watch.",
+        help="Alias of a second version to serve, as the model MODEL-ALIAS. --routes sets which requests this model "
+        "receives. Requires --watch.",
     ),
 ]
 CanaryOption = Annotated[

@@ -89,7 +89,8 @@ MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Maximum length of a generated answer in tokens.")
 ]
 PageFolderOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Folder for explanation.html and explanation.json. Default: none.")
+    Path | None,
+    typer.Option("-o", "--output", help="Folder for explanation.html and explanation.json. Default: no files."),
 ]
 
 
@@ -211,8 +212,8 @@ def read_question(prompt: str | None, messages: Path | None) -> Question:
     last = conversation[-1]
     if last["role"] != "user" or not last["content"].strip():
         raise InputError(
-            f"--messages: {messages} ends with a turn of the role {last['role']}, or with an empty turn; expected the "
-            "user's question",
+            f"--messages: {messages} ends with a message of the role {last['role']}; expected a user message that is "
+            "not empty",
             hint=MESSAGES_HINT,
         )
     return Question([dict(one) for one in conversation], tools)

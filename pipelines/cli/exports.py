@@ -70,8 +70,8 @@ def export(
 ) -> None:
     """Write the verified facts about a model version in a standard format. The same input always gives the same bytes.
 
-    Unknown facts are stated as `unknown`. A version with a damaged lineage is not exported. The export as GGUF fails if
-    the loss on the test split rises by more than triton_packaging.quantization_margin.
+    Unknown facts are stated as `unknown`. A version with a damaged lineage is not exported. A GGUF export fails if the
+    upper confidence bound of the loss increase on the test split exceeds triton_packaging.quantization_margin.
     """
     customization = load_config(config, sets)
     if format_ == "gguf":

@@ -52,12 +52,17 @@ KeepVersionsOption = Annotated[
 OwnRemoteOption = Annotated[
     bool,
     typer.Option(
-        "--own-remote", help="Declare that only this data repository uses the DVC remote outside the workdir."
+        "--own-remote",
+        help="Include a DVC remote folder outside the workdir. Asserts that only this data repository uses the folder.",
     ),
 ]
 NoRepositoryOption = Annotated[
     bool,
-    typer.Option("--no-repository", help="Declare that only the configured data repository references this store."),
+    typer.Option(
+        "--no-repository",
+        help="Skip the check of the data repository. Asserts that only the configured repository references this "
+        "store.",
+    ),
 ]
 
 
@@ -73,7 +78,9 @@ def gc(
     own_remote: OwnRemoteOption = False,
     no_registry: Annotated[
         bool,
-        typer.Option("--no-registry", help="Declare that no model registry references this store."),
+        typer.Option(
+            "--no-registry", help="Accept an empty model registry. Asserts that no registry references this store."
+        ),
     ] = False,
     no_repository: NoRepositoryOption = False,
     all_runs: Annotated[

@@ -46,7 +46,11 @@ def gateway(
     routes: RoutesOption = None,
     usage: Annotated[
         Path | None,
-        typer.Option("--usage", help="File that stores the daily token counts of the keys across restarts."),
+        typer.Option(
+            "--usage",
+            help="File that stores the daily token counts of the keys across restarts. Default: a restart resets the "
+            "counts.",
+        ),
     ] = None,
     metrics_socket: Annotated[
         Path | None,

@@ -113,7 +113,7 @@ def submit(
     if file and (configs or sets or platform):
         raise UsageError(
             f"-f {file} is a compiled pipeline, which -c, --set and -p cannot change",
-            hint="Omit -c, --set and -p, or add --param name=value.",
+            hint="Omit -c, --set and -p. To set a pipeline parameter, use --param NAME=VALUE.",
         )
     from pipelines.config.platform_config import load_platform
     from pipelines.kubeflow import submission

@@ -152,7 +152,7 @@ def _print_results(
     as_json: bool,
     format_result: Callable[[dict[str, Any]], list[str]],
 ) -> None:
-    """Print the result of a run or an estimate. For a chain, the object is the last result, with all in `chain`."""
+    """Print the result of a run or estimate. For a chain, print the last result, with all results in `chain`."""
     if len(configs) < 2:
         print_result(results[-1], as_json, lambda: format_result(results[-1]))
         return

@@ -158,7 +158,8 @@ def audit(
         bool,
         typer.Option(
             "--repair",
-            help="Complete or void interrupted moves, record manual moves, and acknowledge all other findings.",
+            help="Complete or void interrupted moves, record manual moves, and acknowledge all other findings except "
+            "those about the champion's evidence.",
         ),
     ] = False,
     by: ByOption = "",
@@ -166,7 +167,7 @@ def audit(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Find alias moves, deletions and edits made outside tuneline. Exit with status 1 if any exist."""
+    """Compare the aliases with the history, and verify history and champion. Exit with status 1 on any finding."""
     from components.common.runtime.user_name import get_user_name
     from components.model_registry.history_audit import audit as audit_history
 
@@ -176,7 +177,8 @@ def audit(
     verdict = (
         "every alias agrees with the history"
         if report.clean
-        else f"{format_count(len(report.findings), 'difference')}; --repair resolves or acknowledges each"
+        else f"{format_count(len(report.findings), 'difference')}; --repair resolves or acknowledges all except those "
+        "about the champion's evidence"
     )
     print_result(
         report.model_dump(), as_json, [*lines, f"{name}: {format_count(report.entries, 'entry', 'entries')}, {verdict}"]

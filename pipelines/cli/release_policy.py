@@ -105,7 +105,7 @@ def check(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a version against each requirement of the release policy. Exit with status 1 if any is not met."""
+    """Check a version against each requirement of the policy. Exit with status 1 if a requirement is not met."""
     from components.model_registry import policy_report
 
     with open_workdir("policy test", as_json, workdir, tracking_uri):

@@ -107,7 +107,7 @@ def _format_outcome(outcome: ReproductionOutcome, *, dry_run: bool) -> list[str]
         reasons = [item for kind in differing for item in select_differences(plan.differences, kind)]
         causes = dict.fromkeys(f"{item.what} ({item.recorded} → {item.here})" for item in reasons)
         unexplained = ", and no difference in the environment explains this; "
-        unexplained += "the records may not match the original training run."
+        unexplained += "the records might not match the original training run."
         verb = "differ from those recorded" if len(differing) == 2 else "differs from that recorded"
         summary = f"{title} is not reproduced: the {' and the '.join(differing)} {verb}"
         summary += f". Possible causes in this environment: {', '.join(causes)}." if causes else unexplained
@@ -115,6 +115,6 @@ def _format_outcome(outcome: ReproductionOutcome, *, dry_run: bool) -> list[str]
         f"dataset  {digests['dataset']}  {method}: {plan.method_reason}",
         f"model    {digests['model']}  {training}",
         *(f"  {file['artifact']}/{file['path']}: {file['detail']}" for file in outcome.files),
-        *([f"kept in {outcome.kept}"] if outcome.kept else []),
+        *([f"artifacts kept in {outcome.kept}"] if outcome.kept else []),
         summary,
     ]

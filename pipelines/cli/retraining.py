@@ -1,4 +1,4 @@
-"""`tuneline retrain`: the next version of a model from captured traffic, if a trigger holds."""
+"""`tuneline retrain`: the next version of a model from captured traffic, if a trigger fires."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DriftOption = Annotated[
     Path | None,
     typer.Option(
         "--drift",
-        help="Start a retraining if this file, the output of `tuneline traffic drift --json`, reports an alarm.",
+        help="Start a retraining if this file, the output of `tuneline traffic drift --json`, reports a new alarm.",
     ),
 ]
 MinFeedbackOption = Annotated[
@@ -60,7 +60,11 @@ MinFeedbackOption = Annotated[
 EveryDaysOption = Annotated[
     float,
     typer.Option(
-        "--every-days", min=0, max=36500, help="Start a retraining this number of days after the last one. 0: never."
+        "--every-days",
+        min=0,
+        max=36500,
+        help="Start the first retraining immediately, and another if the last retraining is at least this number of "
+        "days old. 0: never.",
     ),
 ]
 HeldBackOption = Annotated[
@@ -109,9 +113,10 @@ def retrain(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """After a drift alarm, enough feedback or enough time, train a version on captured traffic, and promote it if it is better.
+    """If a trigger fires, train a version on captured traffic and compare it with the champion.
 
-    Run this command regularly. It resumes an interrupted retraining.
+    The triggers are a drift alarm, an amount of feedback and a time. If model_registry.auto_promote is true, a better
+    version is promoted. Run this command regularly: it resumes an interrupted retraining.
     """
     from components.common.workspace import job_folders
     from pipelines.capture import traffic_export, traffic_files

@@ -78,7 +78,10 @@ def logs(
     name: RunArgument,
     stage: Annotated[
         str,
-        typer.Argument(metavar="[STAGE]", help="Stage, such as fine-tune; `run` for the run's own log. Default: all."),
+        typer.Argument(
+            metavar="[STAGE]",
+            help="Stage, such as fine-tune, or `run` for the local runner's log. Default: all stages.",
+        ),
     ] = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until the run ends.")] = False,
     lines: Annotated[

@@ -13,7 +13,12 @@ DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "
 SHARED = "Shared cluster"
 
 GpuOption = Annotated[
-    str, typer.Option("--gpu", help="GPU type, or TYPE:COUNT. Default COUNT: the smallest number with enough memory.")
+    str,
+    typer.Option(
+        "--gpu",
+        help="GPU type, or TYPE:COUNT. Default COUNT: the recipe's processes if more than one, otherwise the smallest "
+        "number that has enough memory and meets --deadline-hours.",
+    ),
 ]
 ModelOption = Annotated[
     str,
@@ -37,19 +42,24 @@ AdaptationOption = Annotated[
     str,
     typer.Option(
         "--adaptation",
-        help="Adaptation: full, lora, qlora, ia3, p_tuning or prompt_tuning. Default: that of the recipe.",
+        help="Adaptation: full, lora, qlora, ia3, p_tuning or prompt_tuning. Default: the adaptation of the recipe.",
     ),
 ]
 RankOption = Annotated[int | None, typer.Option("--rank", min=1, help="LoRA rank. Default: the rank in the recipe.")]
 ObjectiveOption = Annotated[
     str,
     typer.Option(
-        "--objective", help="Objective: sft, dpo, kto, orpo, simpo or grpo. Default: the objective of the recipe."
+        "--objective",
+        help="Objective: sft, dpo, kto, orpo, simpo, grpo or rloo. Default: the objective of the recipe.",
     ),
 ]
 DatasetOption = Annotated[
     Path | None,
-    typer.Option("--dataset", help="Dataset artifact whose tokens are counted.", rich_help_panel=DATA),
+    typer.Option(
+        "--dataset",
+        help="Dataset artifact that determines the number of tokens and the mean length.",
+        rich_help_panel=DATA,
+    ),
 ]
 TokensOption = Annotated[
     float | None, typer.Option("--tokens", min=1, max=1e18, help="Number of tokens per epoch.", rich_help_panel=DATA)
@@ -80,27 +90,46 @@ EpochsOption = Annotated[
 LengthOption = Annotated[
     int | None,
     typer.Option(
-        "--length", min=8, max=10**9, help="Length of the longest row in tokens. Default: 2048.", rich_help_panel=DATA
+        "--length",
+        min=8,
+        max=10**9,
+        help="Length of the longest row in tokens. Default: the length in the recipe, or 2048.",
+        rich_help_panel=DATA,
     ),
 ]
 PackingOption = Annotated[
-    bool | None, typer.Option("--packing/--no-packing", help="Pack rows up to --length.", rich_help_panel=DATA)
+    bool | None,
+    typer.Option(
+        "--packing/--no-packing",
+        help="Pack rows into sequences of --length tokens. Default: the setting in the recipe.",
+        rich_help_panel=DATA,
+    ),
 ]
 MicroBatchOption = Annotated[
     int | None,
     typer.Option(
         "--micro-batch",
         min=1,
-        help="Rows per GPU in one forward pass. Default: the number that fits in memory.",
+        help="Rows per GPU in one forward pass. Default: the number in the recipe, or the largest number that fits.",
         rich_help_panel=PLACE,
     ),
 ]
 GlobalBatchOption = Annotated[
-    int | None, typer.Option("--global-batch", min=1, help="Rows per optimizer step.", rich_help_panel=PLACE)
+    int | None,
+    typer.Option(
+        "--global-batch",
+        min=1,
+        help="Rows per optimizer step. Default: the batch size of the recipe.",
+        rich_help_panel=PLACE,
+    ),
 ]
 RecomputationOption = Annotated[
     str,
-    typer.Option("--recomputation", help="Recompute activations: auto, on or off.", rich_help_panel=PLACE),
+    typer.Option(
+        "--recomputation",
+        help="Recomputation of activations: auto, on or off. Default: the setting in the recipe.",
+        rich_help_panel=PLACE,
+    ),
 ]
 StageOption = Annotated[
     int | None,
@@ -108,7 +137,8 @@ StageOption = Annotated[
         "--zero-stage",
         min=0,
         max=3,
-        help="ZeRO stage (FSDP: 3). Default: 0 if it fits, otherwise 3.",
+        help="ZeRO stage (FSDP: 3). Default: the stage of the recipe's strategy; for one process, 0 if the model fits, "
+        "otherwise 3.",
         rich_help_panel=PLACE,
     ),
 ]
@@ -123,7 +153,9 @@ ContextOption = Annotated[
 ]
 OffloadOption = Annotated[
     str,
-    typer.Option("--offload", help="State to offload to the host: optimizer or all.", rich_help_panel=PLACE),
+    typer.Option(
+        "--offload", help="State to offload to the host: optimizer or all. Default: no offload.", rich_help_panel=PLACE
+    ),
 ]
 GenerationShareOption = Annotated[
     float,
@@ -204,7 +236,11 @@ StallBudgetOption = Annotated[
 ]
 WriteRateOption = Annotated[
     str,
-    typer.Option("--write-rate", help="Storage write rate in bytes per second, such as 2GB.", rich_help_panel=STORAGE),
+    typer.Option(
+        "--write-rate",
+        help="Storage write rate in bytes per second, such as 2GB. Default: the required rate.",
+        rich_help_panel=STORAGE,
+    ),
 ]
 GpuHourPriceOption = Annotated[
     float | None, typer.Option("--gpu-hour-price", min=0, max=1e9, help="Price of a GPU-hour.", rich_help_panel=MONEY)
@@ -261,13 +297,17 @@ QueueOption = Annotated[
 ]
 ReadRateOption = Annotated[
     str,
-    typer.Option("--read-rate", help="Storage read rate in bytes per second, such as 4GB.", rich_help_panel=SHARED),
+    typer.Option(
+        "--read-rate",
+        help="Storage read rate in bytes per second, such as 4GB. Default: the required rate.",
+        rich_help_panel=SHARED,
+    ),
 ]
 StorageNodeOption = Annotated[
     str,
     typer.Option(
         "--storage-node",
-        help="PowerScale node type, for which the number of nodes is estimated: f210.",
+        help="Type of PowerScale node: f210. Estimate the required number of these storage nodes.",
         rich_help_panel=SHARED,
     ),
 ]

@@ -130,7 +130,7 @@ def finetune(
 @app.command()
 def evaluate(
     model: ModelArgument,
-    dataset: Annotated[Path, typer.Option("--dataset", help="Dataset with the test split.")],
+    dataset: Annotated[Path, typer.Option("--dataset", help="Folder of the dataset with the test split.")],
     output: OutputOption,
     incumbent: Annotated[
         str,

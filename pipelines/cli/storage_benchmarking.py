@@ -234,7 +234,7 @@ def _check_phases(accelerators: int, checkpoint: str, readers: int, *, mix: bool
 
 
 def count_parameters(checkpoint: str) -> int:
-    """Return the parameters of the model of --checkpoint; 0 without one."""
+    """Return the number of parameters of the --checkpoint model; 0 without this option."""
     from pipelines.planning.architectures import find_architecture
 
     try:
@@ -244,7 +244,7 @@ def count_parameters(checkpoint: str) -> int:
 
 
 def resolve_membership(group: str, hosts: int | None, rank: int | None, wait_seconds: float) -> Membership:
-    """Return the group of hosts of the options, or of the Slurm step or the pod.
+    """Return the group of hosts from the options, the Slurm step or the Indexed Job.
 
     Raises:
         UsageError: the name of the group is invalid, or the number or the rank of the hosts is not known.

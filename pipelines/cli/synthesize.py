@@ -1,4 +1,4 @@
-"""`tuneline synthesize`: training rows from documents, or answers to the prompts of rows, by a teacher model."""
+"""`tuneline synthesize`: rows that a teacher model generates from documents, or its answers to existing prompts."""
 
 from __future__ import annotations
 
@@ -147,7 +147,12 @@ JudgeOption = Annotated[
     ),
 ]
 JudgeModelOption = Annotated[
-    str, typer.Option("--judge-model", help="Name of the judge at its endpoint.", rich_help_panel=JUDGE)
+    str,
+    typer.Option(
+        "--judge-model",
+        help="Name of the judge at its endpoint. Default: the endpoint's only model.",
+        rich_help_panel=JUDGE,
+    ),
 ]
 JudgeKeyOption = Annotated[
     str,
@@ -183,7 +188,13 @@ RetriesOption = Annotated[
 ]
 MaxCostOption = Annotated[
     float | None,
-    typer.Option("--max-cost", min=0, max=1e9, help="Maximum cost. Requires a price.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--max-cost",
+        min=0,
+        max=1e9,
+        help="Maximum cost, in the currency of the prices. Requires a price.",
+        rich_help_panel=LIMITS,
+    ),
 ]
 MaxTokensOption = Annotated[
     int | None,
@@ -253,7 +264,7 @@ def synthesize(
     tracking_uri: TrackingUriOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write rows with a teacher model, as a source for `tuneline curate`: from documents, or answers to prompts of rows.
+    """Generate rows for `tuneline curate` with a teacher model: from documents, or by answering the prompts of rows.
 
     After an interruption, run the same command again to resume. The command reuses stored answers.
     """

@@ -46,15 +46,25 @@ def set_route(
         list[str],
         typer.Option(
             "--target",
-            help="Target and its weight. Repeatable. The first target is the stable version; the others are canaries.",
+            help="Target and its relative weight, as MODEL=WEIGHT. Default weight: 1. Repeatable. The first target is "
+            "the stable version; the others are canaries.",
         ),
     ],
     sticky: Annotated[
         str,
-        typer.Option("--sticky", help="Identity that always gets the same target: none, key, user or 'header NAME'."),
+        typer.Option(
+            "--sticky",
+            help="Subject that always gets the same target: key, user or 'header NAME'. none: a random target per "
+            "request.",
+        ),
     ] = "none",
     shadow: Annotated[
-        str, typer.Option("--shadow", help="Model and the share of requests to copy to it, as MODEL=SHARE.")
+        str,
+        typer.Option(
+            "--shadow",
+            help="Model that receives copies of answered requests, and the share to copy, as MODEL=SHARE. Default "
+            "share: 0.1. Default: no copies.",
+        ),
     ] = "",
     can_abort: Annotated[
         bool,

@@ -43,8 +43,8 @@ ReferenceOption = Annotated[
     typer.Option(
         "--reference",
         metavar="DATASET_OR_REV",
-        help="Dataset folder, or revision of the data repository. With --reference-days, the dataset is an "
-        "additional comparison without effect on the alarm.",
+        help="Compare with this dataset folder or revision of the data repository. With --reference-days, this "
+        "comparison is additional and does not affect the alarm.",
     ),
 ]
 ReferenceDaysOption = Annotated[
@@ -71,7 +71,8 @@ EmbeddingsOption = Annotated[
     str,
     typer.Option(
         "--embeddings",
-        help="input: mean of the input embeddings, without a forward pass. hidden_states: hidden states of an encoder.",
+        help="Embeddings of the prompts. input: mean of the input embeddings, without a forward pass. hidden_states: "
+        "hidden states of an encoder.",
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the permutations and samples.")]

@@ -79,7 +79,9 @@ def verify(
     ] = [],  # noqa: B006
     export: Annotated[
         Path | None,
-        typer.Option("--export", help="New folder for a bundle that can be verified without the store and MLflow."),
+        typer.Option(
+            "--export", help="Write a bundle, which can be verified without the store and MLflow, to this new folder."
+        ),
     ] = None,
     tracking_uri: TrackingUriOption = "",
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,

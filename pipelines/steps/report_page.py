@@ -35,7 +35,9 @@ ANSWER_TITLES = {
     "incumbent_answer": "champion",
 }
 MAX_SHOWN_SOURCES = 10
-NO_ANSWERS = "No answers were generated. evaluation.generations sets the number of test rows to answer."
+NO_ANSWERS = (
+    "No answers were generated. For the task held_out, evaluation.generations sets the number of test rows to answer."
+)
 NO_QUESTIONS = "No answers were generated, because rows of plain text contain no questions."
 
 

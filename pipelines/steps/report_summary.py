@@ -32,7 +32,7 @@ def summarize(record: Record) -> list[str]:
 
 
 def find_main_metric(evaluation: Record) -> tuple[str, str, Record]:
-    """Return task, metric and values of the held-out text, or of the first task if none is held out."""
+    """Return task, metric and values of the task held_out or, without this task, of the first task."""
     task = "held_out" if "held_out" in evaluation["metrics"] else next(iter(evaluation["metrics"]))
     metric, values = next(iter(evaluation["metrics"][task].items()))
     return task, metric, values

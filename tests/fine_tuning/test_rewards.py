@@ -435,7 +435,7 @@ def test_alarms_lower_the_learning_rate_to_a_limit_and_training_resumes_bit_iden
     assert sum("the learning rate is lowered to" in note for note in notes) == 2
     page = (expected.path / "report.html").read_text()
     assert "At step 30, a guard lowered the learning rate to 0.3 times its scheduled value: the divergence" in page
-    assert "At step 40, a guard raised an alarm at the lower limit of the learning rate: the divergence" in page
+    assert "At step 40, with the learning rate at its lower limit, a guard raised an alarm: the divergence" in page
     interrupt_at_step_four(lambda: tune(dataset, tiny, tmp_path / "resumed", **changes), step=22)
     resumed, _ = tune(dataset, tiny, tmp_path / "resumed", **changes)
     assert (resumed.sha256, resumed.manifest.summary["resumed_from"]) == (expected.sha256, 22)

@@ -1640,7 +1640,7 @@ EXPLANATION_ERRORS = {  # the tests are in tests/pipelines/explanation
         1,
     ),
     "--messages: …: tools is not a list of JSON objects": ("input", 1),
-    "--messages: … ends with a turn of the role …, or with an empty turn; expected the user's question": ("input", 1),
+    "--messages: … ends with a message of the role …; expected a user message that is not empty": ("input", 1),
     "the prompt has … tokens; the model's context has …": ("input", 1),
     "the prompt and the answer have … tokens; the model's context has …": ("input", 1),
     "the answer is empty": ("input", 1),

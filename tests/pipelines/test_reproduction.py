@@ -328,7 +328,7 @@ def test_model_with_a_wrong_seed_differs_tensor_by_tensor(
     assert f"dataset  {recorded_model.dataset.sha256[:12]} equal  taken from its revision" in out
     assert out.rstrip().endswith(
         "lying version 1 is not reproduced: the model differs from that recorded, and no difference in the environment explains this; "
-        "the records may not match the original training run."
+        "the records might not match the original training run."
     )
 
 

@@ -420,7 +420,7 @@ def test_compiled_file_with_configuration_options_is_refused(
         2,
         "usage",
         f"-f {pipeline_file} is a compiled pipeline, which -c, --set and -p cannot change",
-        "Omit -c, --set and -p, or add --param name=value.",
+        "Omit -c, --set and -p. To set a pipeline parameter, use --param NAME=VALUE.",
     )
 
 

@@ -19,7 +19,7 @@ NUMBER_PATTERN = re.compile(r"[+−-]?\d[\d,]*(\.\d+)?%?")
 WIDE_TEXT = 40  # characters; a shorter text may wrap after each word
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{40,64}(\+changes)?")
 PLOT_COLOUR = "#4472b0"
-# Each has a contrast of 3:1 with white (WCAG 2.2, 1.4.11).
+# Each colour has a contrast of at least 3:1 with white (WCAG 2.2, 1.4.11).
 LINE_COLOURS = (PLOT_COLOUR, "#b3591a", "#2f7d4f", "#8a4fa3", "#b3261e", "#5c6575")
 STYLESHEET = """
 :root { color-scheme: light dark; --ink: #1d2330; --soft: #5c6575; --line: #d9dee7; --good: #147a4b; --bad: #b3261e; --link: #1a56b0; --paper: #fff; --wash: #f5f7fa; --shade: #1d233055 }
@@ -86,7 +86,7 @@ def render_facts(facts: Mapping[str, tuple[str, str]]) -> str:
 
 
 def render_link(text: str, address: str) -> str:
-    """Return a link, or the text alone if it has no address that a browser opens safely."""
+    """Return a link if the address is an http, https or file URL; otherwise, only the text."""
     if not address.startswith(("http://", "https://", "file://")):
         return escape(text)
     return f'<a href="{escape(address)}">{escape(text)}</a>'

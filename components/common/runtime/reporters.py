@@ -114,7 +114,7 @@ def parse_event(line: str) -> dict[str, Any] | None:
 
 
 def relay_event(event: Mapping[str, Any], reporter: Reporter) -> None:
-    """Forward an event of another process to a reporter. Other events than reports are ignored."""
+    """Forward an event of another process to a reporter. Events that are not reports are ignored."""
     match event["event"]:
         case "step":
             reporter.step(event["name"])
@@ -133,7 +133,7 @@ class _Counter:
         self.before, self._began = -1, 0.0
 
     def measure(self, done: int) -> float:
-        """Return the seconds since the count last had its first value."""
+        """Return the seconds since `done` last equalled the first count of the step."""
         if self.before in (-1, done):
             self.before, self._began = done, time.monotonic()
         return time.monotonic() - self._began
@@ -171,7 +171,7 @@ def _format_metrics(values: Mapping[str, float], step: int) -> str:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Return a number with significant digits; from 1,000 on without decimals, such as 755,104."""
+    """Format a number with `digits` significant digits, or from 1,000 on as an integer such as 755,104."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
@@ -254,7 +254,7 @@ class ProgressBarReporter:
 
 
 class NotebookReporter:
-    """A reporter with one output of a notebook's cell, updated in place: the current step and its progress bar.
+    """A reporter that updates one output of a notebook cell: the current step and its progress bar.
 
     If expanded, the output lists the completed steps with their durations. Messages are shown below it.
 
@@ -342,10 +342,10 @@ def is_notebook() -> bool:
 
 
 def create_console_reporter(*, quiet: bool = False, prefix: str = "") -> Reporter:
-    """Return the reporter for the place where the caller's standard error is shown.
+    """Return the reporter that fits the destination of standard error.
 
-    That is a progress bar on a terminal, an output of the cell in a notebook, and plain lines elsewhere; a silent
-    reporter if `quiet`.
+    It shows a progress bar on a terminal, an output of the cell in a notebook, and plain lines elsewhere. With `quiet`,
+    it is silent.
 
     Args:
         prefix: text at the start of every line.
@@ -359,7 +359,7 @@ def create_console_reporter(*, quiet: bool = False, prefix: str = "") -> Reporte
 
 
 def close_reporter(reporter: Reporter) -> None:
-    """Close a reporter that has a progress bar."""
+    """Close a reporter that shows its progress in place, on a terminal or in a notebook; ignore others."""
     close: Callable[[], None] | None = getattr(reporter, "close", None)
     if close:
         close()

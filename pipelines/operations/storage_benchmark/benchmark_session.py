@@ -43,7 +43,7 @@ def run_benchmark(
         required: bytes per second by "read" and "write", see `read_requirement`.
 
     Returns:
-        The report, see docs/reference/cli.md. It is equal on all hosts.
+        The report, see docs/reference/json.md. It is equal on all hosts.
 
     Raises:
         UsageError: the hosts have different plans, or the space is too small.

@@ -138,8 +138,7 @@ def test_recorded_dataset_is_found_or_reported_missing(
         (
             ("--messages", "answer.json"),
             1,
-            "--messages: answer.json ends with a turn of the role assistant, or with an empty turn; expected the user's "
-            "question",
+            "--messages: answer.json ends with a message of the role assistant; expected a user message that is not empty",
         ),
         (("--prompt", "a", "-o", "list.json"), 2, "list.json is not a folder"),
     ],
