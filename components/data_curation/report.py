@@ -88,7 +88,7 @@ def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int], statistics:
     flow_caption = "Every row is counted once: kept, rejected for one reason, or quarantined."
     reasons = render_paragraph("No row was rejected.")
     if rejected:
-        caption = "rejected.parquet contains every rejected row with its reason and the measured value."
+        caption = "rejected.parquet lists every rejected row with its reason and details, such as the measured value."
         reasons = plot_bars(_rank(rejected), x="rows", caption=caption, colours=dict.fromkeys(rejected, ORANGE))
     repeated = [
         [reason, REJECT_REASONS[reason].meaning, count, f"{count / rows['in']:.1%}"]

@@ -27,7 +27,7 @@ from pipelines.cli.tables import format_history
 if TYPE_CHECKING:
     from components.model_registry.config import ModelRegistryConfig
 
-registry_app = typer.Typer(no_args_is_help=True, help="History of a registered model.")
+registry_app = typer.Typer(no_args_is_help=True, help="Show and audit the history of a registered model.")
 app.add_typer(registry_app, name="registry")
 NameArgument = Annotated[str, typer.Argument(help="Name of the registered model.")]
 ByOption = Annotated[

@@ -63,8 +63,8 @@ EveryDaysOption = Annotated[
         "--every-days",
         min=0,
         max=36500,
-        help="Start the first retraining immediately, and another if the last retraining is at least this number of "
-        "days old. 0: never.",
+        help="Retrain if the last retraining is at least this number of days old, or if the model was never retrained. "
+        "0: no such trigger.",
     ),
 ]
 HeldBackOption = Annotated[

@@ -137,8 +137,8 @@ StageOption = Annotated[
         "--zero-stage",
         min=0,
         max=3,
-        help="ZeRO stage (FSDP: 3). Default: the stage of the recipe's strategy; for one process, 0 if the model fits, "
-        "otherwise 3.",
+        help="ZeRO stage (FSDP: 3). Default: the stage of the recipe's strategy. For a recipe with strategy ddp and one "
+        "process: 0 if the model fits, 3 if it does not.",
         rich_help_panel=PLACE,
     ),
 ]

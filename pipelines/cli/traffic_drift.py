@@ -64,7 +64,8 @@ EmbeddingModelOption = Annotated[
     str,
     typer.Option(
         "--embedding-model",
-        help="Model source, or folder of a model or package. Default: the model that answered, from the store.",
+        help="Model for the embeddings: a source, or the folder of a model or package. Default: the model that answered, "
+        "if the artifact store contains it.",
     ),
 ]
 EmbeddingsOption = Annotated[

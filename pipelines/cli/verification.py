@@ -80,7 +80,7 @@ def verify(
     export: Annotated[
         Path | None,
         typer.Option(
-            "--export", help="Write a bundle, which can be verified without the store and MLflow, to this new folder."
+            "--export", help="Write a bundle to this new folder. It can be verified without the store and MLflow."
         ),
     ] = None,
     tracking_uri: TrackingUriOption = "",

@@ -290,7 +290,7 @@ def _render_cost(record: Record) -> str:
         elif recorded:
             costs.append((stage, "cached; cost of the original run" if is_local else "recorded cost", recorded))
         elif spent:
-            costs.append((stage, "cached; cost of this run only", spent))
+            costs.append((stage, "cached; only the cost of this run was recorded", spent))
     if is_local:
         costs.append(("all steps of this run", "", record["spent"]))
     costs.append(("all artifacts of this run", "built in this or earlier runs", record["cost_to_make"]))
