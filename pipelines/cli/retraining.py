@@ -74,7 +74,10 @@ HeldBackOption = Annotated[
 MaxLossOption = Annotated[
     float,
     typer.Option(
-        "--max-loss", min=0, max=0.5, help="Tolerated decrease of the mean score (0 to 1) on held-back traffic."
+        "--max-loss",
+        min=0,
+        max=0.5,
+        help="Tolerated decrease of the mean score on held-back traffic. Scores range from 0 to 1.",
     ),
 ]
 ShadowDaysOption = Annotated[

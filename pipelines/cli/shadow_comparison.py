@@ -28,7 +28,10 @@ def compare_shadow_answers(
     feedback: FeedbackFilesOption = [],  # noqa: B006
     model: ModelFilterOption = "",
     max_loss: Annotated[
-        float, typer.Option("--max-loss", min=0, max=0.5, help="Tolerated decrease of the mean score (0 to 1).")
+        float,
+        typer.Option(
+            "--max-loss", min=0, max=0.5, help="Tolerated decrease of the mean score. Scores range from 0 to 1."
+        ),
     ] = 0.0,
     sampled: SampledOption = False,
     as_json: JsonOption = False,

@@ -75,7 +75,7 @@ ReadersOption = Annotated[
         "--readers",
         min=0,
         max=4096,
-        help="Number of readers of small files, as in curation. 0: none.",
+        help="Number of readers of small files, as in curation. 0: skip this phase.",
         rich_help_panel=TEAMS,
     ),
 ]

@@ -305,7 +305,7 @@ def _render_cost(record: Record) -> str:
         "CPU time is summed over cores and child processes. GPU time is wall time multiplied by the number of GPUs in use. "
         "The time of killed steps is not included."
     )
-    for title, name in (("kWh", "kwh"), (f"cost, {rates.prices.currency or 'no currency'}", "cost")):
+    for title, name in (("kWh", "kwh"), (f"cost, {rates.prices.currency or 'currency not set'}", "cost")):
         if any(values[name] is not None for values in figures):  # an unknown figure is left out instead of zero
             head.append(title)
             rows = [[*row, values[name]] for row, values in zip(rows, figures, strict=True)]
