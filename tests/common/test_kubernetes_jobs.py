@@ -268,6 +268,10 @@ def test_interrupted_job_is_restarted_as_next_attempt(cluster: JobCluster) -> No
 
 
 EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicting"}
+UNREADY = [
+    {"type": "Ready", "status": "False"},
+    {"type": "ContainersReady", "status": "True"},
+]  # of a node without kubelet
 
 
 def run_with_removed_pod(cluster: JobCluster, status: dict[str, Any] | None) -> None:
@@ -292,6 +296,7 @@ def run_with_removed_pod(cluster: JobCluster, status: dict[str, Any] | None) -> 
     ("status", "cause"),
     [
         ({"phase": "Running", "conditions": [EVICTED]}, "was disrupted: EvictionByEvictionAPI: evicting"),
+        ({"phase": "Running", "conditions": UNREADY}, "is not ready"),
         (None, "was deleted"),
     ],
 )
@@ -303,6 +308,22 @@ def test_job_of_a_removed_pod_is_restarted(cluster: JobCluster, status: dict[str
     run_with_removed_pod(cluster, status)
     assert len(cluster.api.created) == 2
     assert cause in str(cluster.reporter)
+
+
+def test_crash_after_a_node_became_ready_again_is_final(cluster: JobCluster) -> None:
+    cluster.api.works = [end_without_outcome]
+
+    def lose_and_restore_node() -> None:
+        cluster.wait_until(cluster.is_training)
+        cluster.api.pod({"phase": "Running", "conditions": UNREADY})
+        cluster.wait_until(lambda: "is not ready" in str(cluster.reporter))
+        cluster.api.pod({"phase": "Running"})
+        cluster.wait_until(lambda: cluster.reporter.notes[-1].endswith("is running"))
+        cluster.api.running[cluster.api.created[0]].stop_requested.set()
+
+    with in_background(lose_and_restore_node), pytest.raises(LostJobError):
+        cluster.run()
+    assert len(cluster.api.created) == 1
 
 
 def test_own_error_of_a_training_is_final_despite_a_disruption(cluster: JobCluster) -> None:
@@ -842,19 +863,25 @@ def test_reason_for_pending_pod_is_reported(cluster: JobCluster, status: dict[st
         assert cluster.run() == TRAINED_OUTCOME
 
 
-def test_warning_event_is_reported_without_pod(cluster: JobCluster) -> None:
+def test_newest_event_is_reported_if_it_is_a_warning(cluster: JobCluster) -> None:
     cluster.api.can_start = False
+
+    def add_event(kind: str, reason: str, message: str, second: int) -> None:
+        (name,) = cluster.api.created
+        event = {
+            "involvedObject": {"name": name if cluster.kind == "rayjob" else f"{name}-node-0"},
+            "type": kind,
+            "metadata": {"name": reason},
+            "lastTimestamp": f"2026-01-01T00:00:{second:02}Z",
+        }
+        cluster.api.objects["events"][reason] = {**event, "reason": reason, "message": message}
 
     def unblock() -> None:
         cluster.wait_until(lambda: cluster.api.created)
-        event = {
-            "involvedObject": {"name": cluster.api.created[0]},
-            "type": "Warning",
-            "metadata": {"name": "e"},
-            "reason": "FailedCreate",
-        }
-        cluster.api.objects["events"]["e"] = {**event, "message": "exceeded quota: gpus"}
+        add_event("Warning", "FailedCreate", "exceeded quota: gpus", 1)
         cluster.wait_until(lambda: "is waiting: FailedCreate: exceeded quota: gpus" in str(cluster.reporter))
+        add_event("Normal", "SuccessfulCreate", "Created pod", 2)
+        cluster.wait_until(lambda: cluster.reporter.notes[-1].endswith("is waiting: the pods do not exist yet"))
         cluster.api.can_start = True
 
     with in_background(unblock):

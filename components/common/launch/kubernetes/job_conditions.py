@@ -12,6 +12,7 @@ from __future__ import annotations
 from components.common.launch import JobState, JobStatus, JsonObject
 
 STARTING_REASONS = ("ContainerCreating", "PodInitializing")  # normal reasons of a waiting container
+UNEXPLAINED_REASONS = STARTING, MISSING = "the pods are starting", "the pods do not exist yet"
 # Failure reasons of KubeRay that the job did not cause: ray-operator/apis/ray/v1/rayjob_types.go.
 CLUSTER_FAILURE_REASONS = (
     "SubmissionFailed",
@@ -79,6 +80,15 @@ def find_disruption(pod: JsonObject) -> str:
     return f"the pod {pod['metadata']['name']} was disrupted: {_format_reason(disruption)}" if disruption else ""
 
 
+def find_lost_node(pod: JsonObject) -> str:
+    """Return a sentence about a running pod whose node is not ready, or "": its kubelet was silent for 50 seconds."""
+    status = pod.get("status") or {}
+    # The node controller changes only the condition Ready; a kubelet changes both conditions.
+    is_lost = _find_condition(status, "Ready", "False") and _find_condition(status, "ContainersReady")
+    node, name = (pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]
+    return f"the node {node} of the pod {name} is not ready" if is_lost else ""
+
+
 def find_memory_kill(pod: JsonObject) -> str:
     """Return a sentence about a container that exceeded its memory limit, or ""."""
     for container in (pod.get("status") or {}).get("containerStatuses") or []:
@@ -107,7 +117,7 @@ def _read_queue_reason(workload: JsonObject | None) -> str:
 
 
 def _read_start(workload: JsonObject | None, pods: list[JsonObject]) -> JobStatus:
-    """Return "waiting" with the reason why the pods are not running yet."""
+    """Return "waiting" with the reason why the pods are not running yet; "running" once a pod has ended."""
     for pod in pods:
         name, status = pod["metadata"]["name"], pod.get("status") or {}
         if unscheduled := _find_condition(status, "PodScheduled", "False"):
@@ -116,8 +126,9 @@ def _read_start(workload: JsonObject | None, pods: list[JsonObject]) -> JobStatu
             waiting = (container.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") and waiting["reason"] not in STARTING_REASONS:
                 return JobStatus("waiting", f"pod {name}: {_format_reason(waiting)}")
-    reason = "the pods are starting" if pods else _read_queue_reason(workload) or "the pods do not exist yet"
-    return JobStatus("waiting", reason)
+    if any(map(has_pod_ended, pods)):
+        return JobStatus("running", "the pods are terminating")
+    return JobStatus("waiting", STARTING if pods else _read_queue_reason(workload) or MISSING)
 
 
 def _format_reason(condition: JsonObject) -> str:

@@ -195,6 +195,7 @@ class KubernetesJob:
     _uid: str = ""
     _pods: set[str] = field(default_factory=set)  # names of the pods that exist or existed
     _disruption: str = ""  # the first removal of a pod by the cluster or a user
+    _lost_nodes: dict[str, str] = field(default_factory=dict)  # why a node may be lost, or "", by the name of its pod
     _has_failed_pod: bool = False  # a pod failed by itself, before any was removed
 
     def poll(self) -> JobStatus:
@@ -263,10 +264,9 @@ class KubernetesJob:
         if status.state == "waiting":
             workload = self._find_workload()
             status = read(job, workload, pods or [])
-            if status.state != "waiting":
-                return status
             if (job.get("spec") or {}).get("suspend"):
                 self._pods, self._disruption = set(), ""  # Kueue removed the pods, and will create new ones
+                self._lost_nodes = {}
                 settings = job_manifests.get_pod_settings(self.launcher.settings)
                 if not settings.queue or workload or WORKLOADS in self._unreadable:
                     self._unqueued_since = None
@@ -279,8 +279,10 @@ class KubernetesJob:
                     reason = f"Kueue has not queued the job; check that the LocalQueue {settings.queue}{rest}"
                     return JobStatus("waiting", reason)
             else:
-                self._record_disruption(status, pods)  # the pods may run before the job's status says so
-                if pods == [] and (warning := self._find_warning()):
+                disrupted = self._record_disruption(status, pods)  # the pods may run before the job's status says so
+                if disrupted.reason:
+                    return disrupted
+                if status.reason in job_conditions.UNEXPLAINED_REASONS and (warning := self._find_warning(job)):
                     return JobStatus("waiting", warning)
         return status
 
@@ -290,6 +292,7 @@ class KubernetesJob:
         The conditions of evicted pods are read while the job runs, because Kubernetes deletes these pods. Once a pod has
         failed by itself, the removal of the others is a consequence.
         """
+        self._lost_nodes |= {pod["metadata"]["name"]: job_conditions.find_lost_node(pod) for pod in pods or []}
         if pods is not None and not self._disruption:
             names = {pod["metadata"]["name"] for pod in pods}
             self._has_failed_pod = self._has_failed_pod or any(map(job_conditions.has_failed_by_itself, pods))
@@ -300,11 +303,12 @@ class KubernetesJob:
                 causes += [f"the pod {name} was deleted" for name in sorted(removed)]
             self._disruption = next(iter(causes), "")
             self._pods |= names
+        cause = self._disruption or next(filter(None, self._lost_nodes.values()), "")
         if status.state == "failed":
             if kill := next(filter(None, map(job_conditions.find_memory_kill, pods or [])), ""):
                 return JobStatus("failed", kill)
-            return JobStatus("ended", self._disruption) if self._disruption else status
-        return JobStatus("running", self._disruption)
+            return JobStatus("ended", cause) if cause else status
+        return JobStatus("running", cause)
 
     def _read_deleted_status(self) -> JobStatus:
         """Return "running" while pods still save, then "succeeded" if the training wrote a result.
@@ -337,14 +341,20 @@ class KubernetesJob:
         """Return the pods of the job, or None if they cannot be read."""
         return self._read_if_possible("pods", partial(self.launcher.client.list_pods, f"{NAME_LABEL}={self.name}"))
 
-    def _find_warning(self) -> str:
-        """Return the newest warning about the job, or about the JobSet of the same name."""
-        events = self._read_if_possible("events", partial(self.launcher.client.list_events, self.name)) or []
-        warnings = [event for event in events if event.get("type") == "Warning"]
-        if not warnings:
-            return ""
-        newest = max(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-        return f"{newest.get('reason', '')}: {newest.get('message', '')}"
+    def _find_warning(self, job: JsonObject) -> str:
+        """Return the newest event about the job or the objects that create its pods if it is a warning, else ""."""
+        # A TrainJob and its JobSet have the same name; a RayJob has a RayCluster.
+        children = (f"{self.name}-{job_manifests.TRAINER_CONTAINER}-0", (job.get("status") or {}).get("rayClusterName"))
+        events = [
+            event
+            for name in filter(None, (self.name, *children))
+            for event in self._read_if_possible("events", partial(self.launcher.client.list_events, name)) or []
+        ]
+        newest = max(
+            events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={}
+        )
+        is_warning = newest.get("type") == "Warning"
+        return f"{newest.get('reason', '')}: {newest.get('message', '')}" if is_warning else ""
 
     def _read_if_possible(self, resource: str, read: Callable[[], list[JsonObject]]) -> list[JsonObject] | None:
         """Return the result of `read`, or None; do not repeat a forbidden read. The job's own status never needs it."""
