@@ -8,9 +8,11 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from tests.engines.cluster import TIMEOUT_SECONDS, Cluster
 
@@ -42,17 +44,29 @@ def running_second_node(cluster: Cluster) -> Iterator[Cluster]:
         while subprocess.run(["ctr", "-a", socket, "version"], capture_output=True, check=False).returncode:
             assert time.monotonic() < deadline, (folder / "logs" / "containerd.log").read_text()
             time.sleep(0.1)
-        subprocess.run(
-            ["ctr", "-a", socket, "-n", "k8s.io", "images", "import", cluster.kit / "img" / "pause.tar"],
-            capture_output=True,
-            check=True,
-        )
+        images, archive = ("tuneline.test/pause:1", "tuneline.test/busybox:1"), str(folder / "images.tar")
+        for address, arguments in (
+            (str(first / "containerd.sock"), ("export", archive, *images)),
+            (socket, ("import", archive)),
+        ):
+            command = ["ctr", "-a", address, "-n", "k8s.io", "images", *arguments]
+            subprocess.run(command, capture_output=True, check=True)
         _start(first, folder, "kubelet")
         cluster.kubectl("wait", "--for=create", "--timeout=60s", f"node/{SECOND_NODE}")
         cluster.kubectl("wait", "--for=condition=Ready", "--timeout=60s", f"node/{SECOND_NODE}")
         yield replace(cluster, second_folder=folder)
     finally:
         subprocess.run([cluster.kit / "node", folder, "stop"], timeout=TIMEOUT_SECONDS, check=False)
+
+
+def kill_second_node(cluster: Cluster) -> None:
+    """Kill the kubelet and all containers of the second node, as a power failure does."""
+    assert cluster.second_folder
+    psutil.Process(int((cluster.second_folder / "kubelet.pid").read_text())).kill()
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if "kubepods/second" in Path(f"/proc/{process.pid}/cgroup").read_text():
+                process.kill()
 
 
 def _start(first: Path, folder: Path, name: str) -> None:

@@ -7,6 +7,9 @@ cluster and its controllers need a minute to start. tests/common/test_kubernetes
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,9 +25,10 @@ from components.common.launch import Command, LostJobError
 from components.common.launch.kubernetes import kubernetes_launcher
 from components.common.launch.kubernetes.kubernetes_launcher import KubernetesLauncher
 from components.common.launch.launcher_settings import LauncherSettings
-from components.common.runtime.errors import EXIT_INTERRUPTED, TunelineError
+from components.common.runtime.errors import EXIT_INTERRUPTED, InterruptedRunError, TunelineError
 from tests.common.test_kubernetes_jobs import NoteRecorder, in_background
 from tests.engines.cluster import REQUIRED, Cluster
+from tests.engines.second_node import FIRST_NODE, SECOND_NODE, kill_second_node, running_second_node
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster, REQUIRED]
 
@@ -52,6 +56,7 @@ if [ $attempt -gt 1 ] || [ "$mode" = succeed ]; then
   [ $index = 0 ] && echo '{json.dumps(TRAINED)}' > "$folder/outcome.json"
   end 0
 fi
+while [ "$mode" = peer ]; do [ -e "$folder/peer-lost" ] && exit 1; sleep 0.2; done
 [ "$mode" = memory ] && exec tail /dev/zero
 while :; do sleep 1 & wait $!; done
 """
@@ -65,9 +70,6 @@ class Jobs:
     volume: Path
     settings: dict[str, Any] = field(default_factory=dict)
     reporter: NoteRecorder = field(default_factory=NoteRecorder)
-
-    def start(self, mode: str) -> None:
-        (self.folder / "mode").write_text(mode)
 
     @property
     def folder(self) -> Path:
@@ -205,6 +207,28 @@ def test_memory_kill_is_reported(jobs: Jobs) -> None:
         jobs.run("memory")
 
 
+def test_cause_of_missing_pods_is_reported_and_the_waiting_job_can_be_stopped(jobs: Jobs) -> None:
+    jobs.settings |= {"image": "tuneline.test/missing:1", "node_selector": {"pool": "large"}}
+    jobs.kubectl("create", "quota", "pods", "--hard=pods=0")
+
+    def remove_causes() -> None:
+        jobs.wait_until(lambda: re.search("is waiting: FailedCreate: .* exceeded quota: pods", str(jobs.reporter)))
+        jobs.kubectl("delete", "quota", "pods")
+        jobs.wait_until(lambda: "Unschedulable: 0/1 nodes are available" in str(jobs.reporter))
+        jobs.cluster.kubectl("label", "node", FIRST_NODE, "pool=large")
+        jobs.wait_until(
+            lambda: re.search(r'(ErrImagePull|ImagePullBackOff): .*"tuneline\.test/missing:1"', str(jobs.reporter))
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with (
+        in_background(remove_causes),
+        pytest.raises(InterruptedRunError, match="before the job had work to save") as raised,
+    ):
+        jobs.run("train")
+    assert raised.value.exit_code == EXIT_INTERRUPTED
+
+
 QUEUES = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
@@ -232,8 +256,11 @@ value: 10
 """
 
 
-def test_missing_priority_class_is_named_and_the_job_starts_once_it_exists(jobs: Jobs) -> None:
-    """Kueue creates no Workload and no event without the class."""
+def test_missing_priority_class_is_named_and_the_job_starts_once_it_exists(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kueue creates no Workload and no event without the class, and tries again after growing pauses."""
+    monkeypatch.setattr(kubernetes_launcher, "QUEUE_TIMEOUT_SECONDS", 2.0)
     jobs.kubectl("apply", "-f", "-", text=QUEUES)
     jobs.settings |= {"queue": "team-a", "priority": "batch"}
 
@@ -244,3 +271,27 @@ def test_missing_priority_class_is_named_and_the_job_starts_once_it_exists(jobs:
     with in_background(create_class):
         assert jobs.run("succeed") == TRAINED
     assert "the LocalQueue team-a and the WorkloadPriorityClass batch exist" in str(jobs.reporter)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(trainer_cluster: tuple[Cluster, Path]) -> Iterator[Cluster]:
+    """Add a second node. Its stop breaks the network of the first node, so only the last test may use it."""
+    with running_second_node(trainer_cluster[0]) as running:
+        yield running
+
+
+def test_job_of_a_lost_node_is_resumed_although_the_other_pod_fails_first(two_nodes: Cluster, jobs: Jobs) -> None:
+    """After 50 s, the node is not ready. Its pods stay until an administrator deletes them or the node."""
+
+    def lose_node() -> None:
+        jobs.wait_for_training()
+        kill_second_node(two_nodes)
+        (jobs.folder / "peer-lost").touch()  # the other process sees a broken connection
+        lost = rf"is running: the node {SECOND_NODE} of the pod (\S+) is not ready"
+        jobs.wait_until(lambda: re.search(lost, str(jobs.reporter)))
+        (pod,) = re.findall(lost, str(jobs.reporter))
+        jobs.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+
+    with in_background(lose_node):
+        assert jobs.run("peer") == TRAINED
+    assert len(jobs.read_times("start", 2)) == 2
