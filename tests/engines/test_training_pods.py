@@ -204,6 +204,11 @@ class Trainings:
         """Return the names of the training's pods."""
         return self.kubectl("get", "pods", "-l", "tuneline/job", "-o", "name").split()
 
+    def find_node(self, attempt: int, index: int) -> str:
+        """Return the name of a node's pod in an attempt, or "" if it does not exist."""
+        pods = (pod.removeprefix("pod/") for pod in self.list_nodes())
+        return next((pod for pod in pods if f"-{attempt}-node-0-{index}-" in pod), "")
+
     def read_log(self, name: str) -> str:
         return self.kubectl("logs", "-l", f"step={name}", "--tail=40", "--prefix=false")
 
@@ -322,9 +327,17 @@ def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trai
     trainings.replace_step(name)
 
     trainings.wait_for_step(name, 3 * CHECKPOINT_EVERY)
-    node = next(pod for pod in trainings.list_nodes() if "-node-0-1-" in pod).removeprefix("pod/")
-    trainings.evict(node)
-    trainings.wait_until(lambda: any("-2-node-" in pod for pod in trainings.list_nodes()), name)
+    trainings.evict(trainings.find_node(1, 1))
+    trainings.wait_until(lambda: trainings.find_node(2, 1), name)
+
+    # The API server forgets the pod at once, while its container may still run.
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    trainings.kubectl("delete", "pod", trainings.find_node(2, 1), "--grace-period=0", "--force")
+    trainings.wait_until(lambda: trainings.find_node(3, 0), name)
+
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    trainings.kubectl("delete", "pod", trainings.find_node(3, 0), "--wait=false")
+    trainings.wait_until(lambda: trainings.find_node(4, 0), name)
 
     # Nobody but the launcher's own watch knows why this process ended: the step fails, and its next pod resumes.
     trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
