@@ -236,7 +236,7 @@ def test_queue_quota_plus_serving_equals_mig_partitions() -> None:
         name: int(n) * max_pods for name, n in triton["resources"]["limits"].items() if name.startswith("nvidia.com/")
     }
     (group,) = select_kind(manifests, "ClusterQueue")["team-a"]["spec"]["resourceGroups"]
-    quota = {resource["name"]: resource["nominalQuota"] for resource in group["flavors"][1]["resources"]}
+    quota = {resource["name"]: parse_amount(resource["nominalQuota"]) for resource in group["flavors"][1]["resources"]}
     assert served == {"nvidia.com/mig-1g.10gb": 3}
     assert quota["nvidia.com/gpu.shared"] == 0, "a node has whole GPUs or shared ones"
     assert {name: quota[name] + served.get(name, 0) for name in partitions} == partitions

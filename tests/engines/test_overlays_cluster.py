@@ -354,7 +354,7 @@ def test_chart_is_installed_upgraded_rolled_back_and_uninstalled(api_server: Clu
 
 @pytest.mark.parametrize("applied", OVERLAYS, indirect=True)
 def test_overlay_applies_twice_and_its_pods_are_admitted(api_server: Cluster, applied: str) -> None:
-    kinds = "deployments,statefulsets,cronjobs,configmaps,networkpolicies,roles,rolebindings,services"
+    kinds = "deployments,statefulsets,cronjobs,configmaps,networkpolicies,roles,rolebindings,services,clusterqueues"
 
     def read_contents() -> dict[str, Json]:
         """Return the objects without metadata and status, and without the replicas, which an autoscaler sets."""
