@@ -49,7 +49,7 @@ INSTALLATION_TESTS := $(patsubst %,tests/engines/test_%.py,installation verifica
 test-cluster: $(VENV)/.engines ## Run the tests in pods of a real single-node Kubernetes cluster (root; CLUSTER_KIT=folder of the kit; 20 minutes)
 	@$(PYTEST) -n 2 -m cluster tests/engines $(addprefix --ignore=,$(INSTALLATION_TESTS)) $(ARGS)
 
-test-installation: $(VENV)/.engines ## Follow docs/how-to/install.md on such a cluster with a second node, up to a served model; drain a node under traffic; run an image of `make images` (root, buildah; 20 minutes)
+test-installation: $(VENV)/.engines ## Follow docs/how-to/install.md on such a cluster with a second node, up to a served model; run its CronJobs; upgrade, roll back and drain a node under traffic; restore the backup; run an image of `make images` (root, buildah; 20 minutes)
 	@$(PYTEST) -n 0 -m cluster $(INSTALLATION_TESTS) $(ARGS)
 
 # Folder with the program nfs-lab, which starts an NFS server and two clients on this machine (tests/engines/test_nfs.py).

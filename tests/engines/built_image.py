@@ -1,4 +1,4 @@
-"""Builds an image with `make images` and buildah, on a stand-in base image with this machine's Python.
+"""Builds an image with the installation page's `make images` and buildah, on a stand-in base image with this machine's Python.
 
 The packages come from the package index that pip uses, with the hashes of hashes.txt.
 """
@@ -6,6 +6,7 @@ The packages come from the package index that pip uses, with the hashes of hashe
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from images import check
+from tests.pipelines.command import ROOT
 
+PAGE = ROOT / "docs" / "how-to" / "install.md"
 LIBRARIES = Path("/lib/x86_64-linux-gnu")
 # Of the libraries that manylinux wheels may expect of a system: those of glibc and GCC.
 WHEEL_LIBRARIES = (
@@ -32,11 +35,19 @@ UNUSED_MODULES = ("test", "idlelib", "*tkinter*", "turtledemo", "lib2to3", "conf
 
 
 def build_image(image: str, name: str, workdir: Path) -> Path:
-    """Build an image from the committed files and return its OCI archive, in which it has this name."""
+    """Build an image from the committed files and return its OCI archive, in which it has this name.
+
+    The registry and the tag are those of the page, whose command builds all images of an installation.
+    """
     archive = workdir / f"{image}.tar"
+    (command,) = re.findall(r"^make images (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    variables = dict(word.split("=", 1) for word in shlex.split(command))
+    assert variables.keys() == {"IMAGES", "REGISTRY", "TAG"}, "check.build sets them"
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in check.storage(workdir).items():
             patch.setenv(variable, value)
+        for variable in ("REGISTRY", "TAG"):
+            patch.setattr(check, variable, variables[variable])
         _build_base(workdir)
         figures = check.Figures()
         check.collect_wheels(image, workdir, figures)

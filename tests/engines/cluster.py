@@ -24,9 +24,9 @@ from typing import IO, Any, cast
 import pytest
 
 KIT_VARIABLE = "TUNELINE_CLUSTER_KIT"
-REQUIRED_PROGRAMS = ("containerd", "runc", "iptables", "conntrack", "socat", "busybox", "openssl", "curl", "xz", "kubectl")  # fmt: skip
+REQUIRED_PROGRAMS = ("containerd", "runc", "iptables", "conntrack", "socat", "busybox", "openssl", "curl", "xz", "jq", "less", "kubectl")  # fmt: skip
 DEBIAN_PACKAGES = (
-    "containerd, runc, containernetworking-plugins, iptables, conntrack, socat, busybox-static and xz-utils"
+    "containerd, runc, containernetworking-plugins, iptables, conntrack, socat, busybox-static, xz-utils, jq and less"
 )
 TIMEOUT_SECONDS = 300  # of a busy machine
 DNS_ADDRESS = "10.96.0.10"  # of a cluster with a node

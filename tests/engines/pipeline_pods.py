@@ -49,10 +49,10 @@ class PipelinePods:
     def kubectl(self, *arguments: str, text: str = "") -> str:
         return self.cluster.kubectl("-n", NAMESPACE, *arguments, text=text)
 
-    def run(self, root: Path) -> tuple[Json, list[str]]:
+    def run(self, root: Path, **parameters: str) -> tuple[Json, list[str]]:
         """Run the pipeline and return its outputs and the steps in order; outputs of the steps are in `root`."""
         self.ended.clear()
-        return kfp_launcher.run(self.compiled, {}, root, partial(self.run_container, self.build_pods()))
+        return kfp_launcher.run(self.compiled, parameters, root, partial(self.run_container, self.build_pods()))
 
     def build_pods(self) -> dict[str, Json]:
         """Return the pods with the account and the label of a run, and with a read-only root."""

@@ -1,7 +1,9 @@
 """docs/how-to/install.md on an empty cluster of two nodes, by the page's own commands, up to a served model, and the operation of that site.
 
 The site adapts the overlay as the page says: one team, its addresses, storage and sizes. Images hold folders alone, so the
-overlay also mounts this machine's folders. In the `stress` tier because a cluster, its servers and a whole pipeline run for minutes.
+overlay also mounts this machine's folders. All commands of the page run but two: `make images` runs in test_verification_pod.py, and
+`tuneline submit` needs the API server of Kubeflow Pipelines, so `PipelinePods` creates the pods of the compiled files. In the `stress` tier
+because a cluster, its servers and a whole pipeline run for minutes.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +34,10 @@ from tests.engines.cluster import REQUIRED, Cluster
 from tests.engines.host_folders import NAMESPACE, PYTHON_FOLDERS, USER, build_image_root, build_volume, make_accessible
 from tests.engines.pipeline_pods import STEPS, PipelinePods, add_image, add_images
 from tests.engines.second_node import FIRST_NODE, SECOND_NODE, running_second_node
-from tests.pipelines.command import ROOT, answer, tuneline
+from tests.pipelines.capture import traffic
+from tests.pipelines.command import ROOT, environment, tuneline
 from tests.pipelines.project import write_project
+from tests.pipelines.test_pods import NAMES
 
 Json = dict[str, Any]
 pytestmark = [
@@ -39,10 +45,28 @@ pytestmark = [
     pytest.mark.triton, pytest.mark.s3, pytest.mark.postgresql, REQUIRED, pytest.mark.timeout(1800),
 ]  # fmt: skip
 PAGE = ROOT / "docs" / "how-to" / "install.md"
+OPERATIONS = (ROOT / "docs" / "how-to" / "operations.md").read_text(encoding="utf-8")
 README = (DEPLOY / "README.md").read_text(encoding="utf-8")
 OVERLAY = Path("deploy/overlays/xe9680-powerscale")
 DATABASE_USER = 999
 TIMEOUT_SECONDS = 400  # of a busy machine
+KUEUE_CONFIG = """
+apiVersion: config.kueue.x-k8s.io/v1beta2
+kind: Configuration
+integrations: {frameworks: [pod, trainer.kubeflow.org/trainjob]}
+"""
+# Captured traffic: 16 days until yesterday, of which the first ten are the reference of the drift check.
+FIRST_DAY = datetime.now(UTC).replace(hour=9, minute=0, second=0) - timedelta(days=16)
+LAST_REFERENCE_DAY = FIRST_DAY + timedelta(days=9)
+CHANGED_OBJECTS = {
+    "mlflow",
+    "mlflow-backup",
+    "registry-audit",
+    "traffic-drift",
+    "triton",
+    "tuneline-gc",
+}  # by the upgrade
+ABANDONED_SECONDS = 40 * 86400  # above --older-than of the CronJob tuneline-gc
 # The entry point of the image postgres, which no package index has: a database with its owner and initial scripts.
 POSTGRES_ENTRYPOINT = """#!/bin/sh
 set -e
@@ -85,13 +109,14 @@ class Site:
     volumes: Path
     claims: dict[str, str]
 
-    def run(self, command: str, **variables: str) -> str:
-        """Run a command of the page in bash."""
+    def run(self, command: str, folder: Path | None = None, **variables: str) -> str:
+        """Run a command of the page in bash, by default in the site's copy of deploy/."""
         kubeconfig = {"KUBECONFIG": str(self.cluster.folder / "admin.kubeconfig")}
+        programs = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
         result = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", command],
-            cwd=self.checkout,
-            env={**os.environ, **kubeconfig, **variables},
+            cwd=folder or self.checkout,
+            env={**environment(), **programs, **kubeconfig, **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -100,6 +125,14 @@ class Site:
         )
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}\n{self.describe()}"
         return result.stdout
+
+    def run_cron_job(self, namespace: str, name: str, job: str, condition: str = "complete") -> str:
+        """Run a job of a CronJob to its end and return its log."""
+        self.run(f"kubectl -n {namespace} create job {job} --from=cronjob/{name}")
+        log = f"kubectl -n {namespace} logs --all-containers job/{job}"
+        wait = f"kubectl -n {namespace} wait --for=condition={condition} --timeout=180s job/{job}"
+        self.run(f"{wait} || {{ {log}; exit 1; }}")
+        return self.run(log)
 
     def describe(self) -> str:
         """Return the pods and the last events."""
@@ -126,6 +159,7 @@ def adapt_overlay(site: Path, volumes: Path, claims: dict[str, str]) -> None:
     values = yaml.safe_load((overlay / "site.yaml").read_text())
     values["data"] |= {
         "s3-endpoint": "http://s3.storage.svc:8333",
+        "data-repository": "data-repository",  # the default of data_versioning.repository
         "database-storage-class": "disks",
         "backup-storage-class": "disks",
         "user": str(USER),
@@ -141,6 +175,8 @@ def adapt_overlay(site: Path, volumes: Path, claims: dict[str, str]) -> None:
     ]
     patches: list[Json] = [{"patch": json.dumps(mount_folders(manifest, claims))} for manifest in workloads]
     patches.append(build_patch("Deployment", "mlflow", {"op": "replace", "path": "/spec/replicas", "value": 1}))
+    reference_day = {"op": "replace", "path": "/spec/jobTemplate/spec/template/spec/containers/0/env/0/value"}
+    patches.append(build_patch("CronJob", "traffic-drift", {**reference_day, "value": f"{LAST_REFERENCE_DAY:%F}"}))
     for name, folder in (("tuneline-team-a", "data"), ("corpus-team-a", "corpus")):
         removed = [{"op": "remove", "path": f"/spec/{key}"} for key in ("nfs", "mountOptions")]
         host_path = {"op": "add", "path": "/spec/hostPath", "value": {"path": str(volumes / folder)}}
@@ -154,6 +190,9 @@ def adapt_overlay(site: Path, volumes: Path, claims: dict[str, str]) -> None:
     kustomization["components"].append("host-folders")
     names = [{"name": image["name"], "newName": image["newName"], "newTag": "1"} for image in kustomization["images"]]
     (overlay / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, "images": names}))
+    rights = site / "deploy" / "components" / "doctor" / "doctor-rbac.yaml"
+    user = "{apiGroup: rbac.authorization.k8s.io, kind: User, name: ci@example.com}"
+    rights.write_text(rights.read_text().replace(user, "{kind: ServiceAccount, name: doctor, namespace: default}"))
 
 
 def build_patch(kind: str, name: str, *operations: Json) -> Json:
@@ -291,15 +330,6 @@ def write_probe(checkout: Path, claims: dict[str, str]) -> None:
     (checkout / PROBE).write_text(yaml.safe_dump(job))
 
 
-def compile_pipeline(project: Path) -> str:
-    """Compile the project of the volume, which pods mount at /data, with the command of the page."""
-    values = {"data_curation.sources": "[/data/raw.jsonl]", "fine_tuning.base_model": "/data/tiny"}
-    options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    options += ["-c", "customization.yaml", "-p", "platform.yaml", "-o", "pipeline.yaml"]
-    answer("compile", *options, cwd=project)
-    return (project / "pipeline.yaml").read_text(encoding="utf-8")
-
-
 def fill_in_secrets(checkout: Path) -> dict[str, str]:
     """Fill in the example secrets. Returns the passwords by user, and an API key of the gateway under `key`."""
     secrets = checkout / "deploy" / "secrets"
@@ -336,11 +366,13 @@ def site(two_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
         shutil.chown(folder / "volumes" / name, owner, owner)
     claims = {**PYTHON_FOLDERS, "environments": str(folder / "environments")}
     adapt_overlay(folder / "checkout", folder / "volumes", claims)
+    (cluster.folder / "kueue-config.yaml").write_text(KUEUE_CONFIG)
     cluster.start_controllers("kueue")
     capacity = json.dumps({"status": {"capacity": {"nvidia.com/gpu": "8"}}})
     for node in (FIRST_NODE, SECOND_NODE):
         cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", capacity)
     cluster.kubectl("cordon", SECOND_NODE)
+    cluster.kubectl("taint", "nodes", FIRST_NODE, "node-role.kubernetes.io/control-plane:NoSchedule")
     mounts = ["/data", "/corpus", *claims.values()]
     add_images(cluster, folder, mounts)
     add_server_images(cluster, folder, mounts)
@@ -353,8 +385,9 @@ def site(two_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture(scope="module")
 def passwords(site: Site) -> dict[str, str]:
     """Run the commands of the page up to the installed servers and MLflow's users. Returns the passwords and the API key."""
-    labels = [line for line in read_commands("Check the prerequisites") if line.startswith("kubectl label node")]
-    for command, node in zip(labels, (FIRST_NODE, SECOND_NODE), strict=True):
+    for command, node in zip(
+        read_commands("Check the prerequisites")[-3:], (FIRST_NODE, SECOND_NODE, FIRST_NODE), strict=True
+    ):
         site.run(command.replace("NODE", node, 1))
     values = fill_in_secrets(site.checkout)
     certificate = re.findall(
@@ -396,23 +429,78 @@ def port_forward(site: Site) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def key(site: Site, passwords: dict[str, str]) -> str:
-    """The steps of the pipeline register and promote the model in MLflow; the watchers of Triton's pods serve it. Returns an API key."""
-    assert "Bound" in site.run("kubectl -n team-a get persistentvolumeclaims")
+def project(site: Site, passwords: dict[str, str]) -> Path:
+    """The folder of the team's volume, which pods mount at /data: data, a base model and the page's two files."""
     project = write_project(site.volumes / "data")
     write_platform(site.checkout, site.claims, project)
-    pods = PipelinePods(site.cluster, compile_pipeline(project), project, "/data")
+    customization = yaml.safe_load((project / "customization.yaml").read_text())
+    customization["data_curation"]["sources"] = ["/data/raw.jsonl"]
+    customization["fine_tuning"]["base_model"] = "/data/tiny"
+    customization["model_registry"]["auto_promote"] = False
+    (project / "customization.yaml").write_text(yaml.safe_dump(customization))
+    return project
+
+
+@pytest.fixture(scope="module")
+def key(site: Site, passwords: dict[str, str], project: Path) -> str:
+    """The steps of both pipelines register and promote the model in MLflow; the watchers of Triton's pods serve it. Returns an API key."""
+    assert "Bound" in site.run("kubectl -n team-a get persistentvolumeclaims")
+    compile_pipeline, _, compile_promotion, submit_promotion = read_commands("Train and promote the first model")
+    site.run(compile_pipeline, project)
+    site.run(compile_promotion, project)
     subprocess.run(["chown", "-R", f"{USER}:{USER}", project], check=True)
+    pods = PipelinePods(site.cluster, (project / "pipeline.yaml").read_text(), project, "/data")
     outputs, steps = pods.run(project / "steps")
     assert steps == STEPS
     assert outputs["verdict"] == "accepted"
+    assert {pod["metadata"]["labels"].get("kueue.x-k8s.io/managed") for pod in pods.ended.values()} == {"true"}
+    promotion = PipelinePods(site.cluster, (project / "promotion.yaml").read_text(), project, "/data")
+    _, steps = promotion.run(project / "promotion", **dict(re.findall(r"--param (\w+)=(\S+)", submit_promotion)))
+    assert steps == ["promote", "finish"]
     site.run("kubectl -n team-a rollout status deployment/triton")
     return passwords["key"]
 
 
+def test_checks_of_the_prerequisites_and_of_the_manifests(site: Site) -> None:
+    """Of the custom resources, this cluster has only Kueue's."""
+    version, _, nodes, _, kinds = map(site.run, read_commands("Check the prerequisites")[:-3])
+    assert "Server Version: v1." in version
+    assert [line.split() for line in nodes.splitlines()[1:]] == [[FIRST_NODE, "8"], [SECOND_NODE, "8"]]
+    assert [line.split()[0] for line in kinds.splitlines()] == ["NAME", "clusterqueues.kueue.x-k8s.io"]
+    (show,) = read_commands("Adapt the overlay")
+    assert [*yaml.safe_load_all(site.run(show))] == build_kustomization(site.checkout / OVERLAY)
+
+
+def test_doctor_reports_only_what_this_cluster_lacks(site: Site, project: Path) -> None:
+    """An account with the rights of components/doctor runs it. The cluster has neither Kubeflow Pipelines nor an image registry."""
+    site.run("kubectl -n default create serviceaccount doctor")
+    config = json.loads((site.cluster.folder / "admin.kubeconfig").read_text())
+    config["users"][0]["user"] = {"token": site.run("kubectl -n default create token doctor").strip()}
+    config["contexts"][0]["context"]["namespace"] = NAMESPACE
+    kubeconfig = site.checkout / "doctor.kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    (doctor,) = read_commands("Check the cluster")
+    report = site.run(doctor, project, KUBECONFIG=str(kubeconfig))
+    findings = re.findall(r"^(ok|warning|MISSING) +(.+?): ", report, re.MULTILINE)
+    images = {f"image registry.example/tuneline/python-{name}:1" for name in NAMES.values()}
+    assert {name for mark, name in findings if mark != "ok"} == {"Kubeflow Pipelines", *images}, report
+    assert "system:serviceaccount:default:doctor, in the namespace team-a" in report
+    passed = {
+        "pod dry run",
+        "Kueue and pods",
+        "queue team-a",
+        "claim tuneline",
+        "claim corpus",
+        "secret mlflow",
+        "MLflow",
+    }
+    assert passed <= {name for mark, name in findings if mark == "ok"}, report
+
+
 def test_page_leads_from_an_empty_cluster_to_a_served_model(site: Site, key: str) -> None:
     site.run("kubectl create namespace my-application")
-    label, request = read_commands("Query the model")[1:]
+    follow, label, request = read_commands("Query the model")
+    assert f"{MODEL} version 1 is served as tuneline" in site.run(f"timeout 5 {follow} || [ $? = 124 ]")
     site.run(label)
     site.cluster.kubectl("apply", "-f", "-", text=json.dumps(build_client()))
     site.run("kubectl -n my-application wait --for=condition=Ready pod/client")
@@ -437,6 +525,120 @@ def test_probe_of_the_volume_from_two_nodes(site: Site, passwords: dict[str, str
     assert "MISSING" not in log
     nodes = site.run("kubectl -n team-a get pods -l app.kubernetes.io/name=storage-probe -o jsonpath={..nodeName}")
     assert {*nodes.split()} == {FIRST_NODE, SECOND_NODE}
+
+
+def test_jobs_of_the_housekeeping_cron_jobs_complete(site: Site, key: str) -> None:
+    """Garbage collection deletes an old checkpoint and keeps the champion; the backup has the registry; the traffic has not drifted."""
+    data = site.volumes / "data"
+    checkpoint = data / "tuneline" / "state" / "fine_tuning" / "abandoned" / "checkpoint"
+    checkpoint.parent.mkdir()
+    checkpoint.write_text("old")
+    old = datetime.now(UTC).timestamp() - ABANDONED_SECONDS
+    os.utime(checkpoint, (old, old))
+    manifests = {path.parent.name: json.loads(path.read_text()) for path in data.glob("tuneline/store/*/manifest.json")}
+    (model,) = [name for name, manifest in manifests.items() if manifest["schema"].startswith("tuneline/model/")]
+    (data / "traffic").mkdir()
+    traffic.write_questions(data / "traffic", FIRST_DAY, days=16, a_day=50, model_sha256=model)
+    for folder in (checkpoint.parent, data / "traffic"):
+        subprocess.run(["chown", "-R", f"{USER}:{USER}", folder], check=True)
+
+    collected = json.loads(site.run_cron_job("team-a", "tuneline-gc", "gc").splitlines()[-1])
+    assert [(item["path"], item["deleted"]) for item in collected["items"]] == [
+        ("/data/tuneline/state/fine_tuning/abandoned", True)
+    ]
+    assert not checkpoint.parent.exists()
+    assert any("champion" in kept["reason"] for kept in collected["kept"]), collected
+
+    drift = json.loads(site.run_cron_job("team-a", "traffic-drift", "drift").splitlines()[-1])
+    assert (drift["alarm"], [window["n"] for window in drift["windows"]]) == (False, [200]), drift
+    assert (data / "traffic" / "drift-report" / "drift.html").is_file()
+
+    name = Path(site.run_cron_job("mlflow", "mlflow-backup", "backup").splitlines()[-1]).name
+    dump = site.volumes / "mlflow-backup" / name / "mlflow.dump"
+    restore = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_restore"))[-1]
+    aliases = site.run(f"{restore} --data-only --table=registered_model_aliases -f - {dump}")
+    assert re.search(rf"^champion\t1\t{MODEL}\t", aliases, re.MULTILINE), aliases
+
+
+def test_upgrade_and_rollback_without_a_failed_request(site: Site, key: str) -> None:
+    """The steps of docs/how-to/operations.md, with another tag of the same images and another value of site.yaml."""
+    section = OPERATIONS.partition("### MLflow\n")[2].partition("\n## ")[0]
+    back_up, stop_mlflow, _, wait_for_mlflow = re.findall(r"`(kubectl [^`]+)`", section)
+    (show_changes,) = re.findall(r"`(kubectl diff .+?)`", OPERATIONS)
+    _, apply, *_ = read_commands("Apply and verify")
+    files = [site.checkout / OVERLAY / name for name in ("kustomization.yaml", "site.yaml")]
+    former = [file.read_text() for file in files]
+    kustomization, values = map(yaml.safe_load, former)
+    for image in kustomization["images"]:
+        if "tuneline/" in image["name"]:
+            tag_image(site.cluster, f"{image['newName']}:1", f"{image['newName']}:2")
+            image["newTag"] = "2"
+    values["data"]["mlflow-host"] = "second.example"
+
+    def roll_out(kustomization: str, values: str) -> tuple[Counter[str], set[str], str]:
+        """Apply a revision. Returns the number of answers by client meanwhile, the images of Triton's pods, and MLflow's host."""
+        before = chat.answered.copy()
+        for file, text in zip(files, (kustomization, values), strict=True):
+            file.write_text(text)
+        changes = site.run(f"{show_changes.replace('OVERLAY', str(OVERLAY))} || [ $? = 1 ]")
+        assert {*re.findall(r"^diff .*/LIVE-\d+/\S+\.([\w-]+) /", changes, re.MULTILINE)} == CHANGED_OBJECTS, changes
+        site.run(stop_mlflow)
+        assert site.run("kubectl -n mlflow get pods -l app.kubernetes.io/name=mlflow -o name") == ""
+        site.run(apply)
+        site.run(wait_for_mlflow)
+        site.run("kubectl -n team-a rollout status deployment/triton")
+        pods = json.loads(site.run("kubectl -n team-a get pods -l app.kubernetes.io/name=triton -o json"))["items"]
+        active = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        ended = [f"pod/{pod['metadata']['name']}" for pod in pods if pod not in active]
+        assert len(active) == 2
+        site.run(f"kubectl -n team-a wait --for=delete --timeout=180s {' '.join(ended)}" if ended else "true")
+        images = {container["image"] for pod in active for container in pod["spec"]["containers"]}
+        host = site.run("kubectl -n mlflow exec deployment/mlflow -- printenv PUBLIC_HOST").strip()
+        chat.wait_for_answers(20)
+        return chat.answered - before, images, host
+
+    site.run(back_up)
+    site.run("kubectl -n mlflow wait --for=condition=complete --timeout=180s job/before")
+    address = site.run("kubectl -n team-a get service triton -o jsonpath={.spec.clusterIP}")
+    with ChatTraffic(f"http://{address}:8000/v1", key) as chat:
+        chat.wait_for_answers(20)
+        answered, *upgraded = roll_out(yaml.safe_dump(kustomization), yaml.safe_dump(values))
+        audit = json.loads(site.run_cron_job("team-a", "registry-audit", "audit-upgraded").splitlines()[-1])
+        answered_later, *rolled_back = roll_out(*former)
+    assert chat.failures == [], chat.answered
+    assert {*answered} == {*answered_later} == {*CLIENTS}
+    assert upgraded == [{"registry.example/tuneline/python-serving:2"}, "second.example"]
+    assert rolled_back == [{"registry.example/tuneline/python-serving:1"}, "mlflow.example"]
+    assert audit["findings"] == []
+
+
+def test_lost_databases_are_restored_from_the_backup(site: Site, key: str) -> None:
+    """The steps of docs/how-to/operations.md, with the backup that preceded the upgrade."""
+    section = OPERATIONS.partition("## Restore\n")[2].partition("\n## ")[0]
+    (suspend,) = re.findall(r"`(kubectl .+ patch [^`]+)`", section)
+    (block,) = re.findall(r"```text\n +(kubectl .*?)\n +```", section, re.DOTALL)
+    (stop_mlflow,) = re.findall(r"`(kubectl -n mlflow delete [^`]+)`", OPERATIONS)
+    _, apply, wait_for_mlflow, *_ = read_commands("Apply and verify")
+    *_, backup = sorted(path.name for path in (site.volumes / "mlflow-backup").iterdir())
+    site.run(stop_mlflow)
+    site.run(suspend)
+    for name in ("mlflow", "mlflow_auth"):
+        statements = f"-c 'DROP DATABASE {name}' -c 'CREATE DATABASE {name}'"
+        site.run(f"kubectl -n mlflow exec postgresql-0 -- psql -U mlflow -d postgres {statements}")
+    for command in block.replace("\\\n", " ").splitlines():
+        site.run(command.replace("TIME", backup))
+    site.run(apply)
+    site.run(wait_for_mlflow)
+    report = json.loads(site.run_cron_job("team-a", "registry-audit", "audit-restored").splitlines()[-1])
+    assert (report["findings"], report["aliases"]["champion"]) == ([], "1")
+    site.run(suspend.replace("true", "false"))
+
+
+def tag_image(cluster: Cluster, name: str, added: str) -> None:
+    """Give an image of the nodes another name."""
+    for folder in filter(None, (cluster.folder, cluster.second_folder)):
+        ctr = ["ctr", "-a", str(folder / "containerd.sock"), "-n", "k8s.io", "images"]
+        subprocess.run([*ctr, "tag", name, added], capture_output=True, check=True)
 
 
 def test_drained_node_moves_the_pods_without_a_failed_request(site: Site, key: str) -> None:
@@ -476,11 +678,10 @@ def test_audit_reports_a_package_that_was_changed_in_the_bucket(
 
     def audit(name: str, condition: str) -> tuple[int, Json]:
         """Return the exit code of a job's container, and its report."""
-        site.run(f"kubectl -n team-a create job {name} --from=cronjob/registry-audit")
-        site.run(f"kubectl -n team-a wait --for=condition={condition} --timeout=120s job/{name}")
+        log = site.run_cron_job("team-a", "registry-audit", name, condition)
         status = "{.items[0].status.containerStatuses[0].state.terminated.exitCode}"
         code = site.run(f"kubectl -n team-a get pods -l job-name={name} -o jsonpath={status}")
-        return int(code), json.loads(site.run(f"kubectl -n team-a logs job/{name}").splitlines()[-1])
+        return int(code), json.loads(log.splitlines()[-1])
 
     code, report = audit("audit-before", "complete")
     assert (code, report["findings"], report["aliases"]["champion"]) == (0, [], "1")
