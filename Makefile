@@ -54,7 +54,7 @@ test-installation: $(VENV)/.engines ## Follow docs/how-to/install.md on such a c
 
 # Folder with the program nfs-lab, which starts an NFS server and two clients on this machine (tests/engines/test_nfs.py).
 NFS_KIT ?= $(wildcard ../shared/nfs-lab)
-test-nfs: $(VENV)/.ready ## Run the tests on NFS between three machines (root; NFS_KIT=folder of the kit; 25 minutes)
+test-nfs: $(VENV)/.ready ## Run the tests on NFS between three machines (root; NFS_KIT=folder of the kit; 35 minutes)
 	@TUNELINE_NFS_LAB=$(abspath $(NFS_KIT)) $(PYTEST) -n 0 -m nfs tests/engines $(ARGS)
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.

@@ -1,7 +1,7 @@
 """Shared storage over the NFS of Linux kernels: a server and two clients with separate caches, started by a kit.
 
 The kit is a folder with the program `nfs-lab`, which starts the machines `a` (server), `b` and `c` (clients). stress: the
-tests wait for caches to expire, for the server to restart, and for locks of a host without power (25 minutes).
+tests wait for caches to expire, for the server to restart, and for locks of a host without power (35 minutes).
 """
 
 from __future__ import annotations
