@@ -264,7 +264,7 @@ def test_volume_owner_is_listed_among_the_values_to_change(name: str) -> None:
     page = (ROOT / "docs" / "how-to" / "other-platforms.md").read_text(encoding="utf-8")
     (section,) = (section_text for section_text in page.split("\n## ") if f"(../examples/{name})" in section_text)
     for text in ((EXAMPLES / name).read_text(encoding="utf-8"), section):
-        (values,) = re.findall(r"(?:Change|In the file, change)([^.]*)", text)
+        (values,) = re.findall(r"Change (?:the file's )?([^.]*)", text)
         assert {"namespace", "registry", "user and group"} <= {
             part.strip(": ").lower() for part in re.split(", |: | in it|\\(", values)
         }

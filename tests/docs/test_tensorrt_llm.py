@@ -25,4 +25,4 @@ def test_container_of_the_page_has_no_known_vulnerability() -> None:
     script = (ROOT / "images" / "triton_version.sh").read_text(encoding="utf-8")
     minimum = next(line.removeprefix("minimum=") for line in script.splitlines() if line.startswith("minimum="))
     assert f"tritonserver:{minimum}-trtllm-python-py3" in page
-    assert f"Use {minimum} or newer" in page
+    assert f"Use {minimum} or later" in page
