@@ -46,7 +46,7 @@ $(VENV)/.engines: $(VENV)/.ready
 CLUSTER_KIT ?= $(wildcard ../shared/cluster)
 export TUNELINE_CLUSTER_KIT = $(abspath $(CLUSTER_KIT))
 INSTALLATION_TESTS := $(patsubst %,tests/engines/test_%.py,installation verification_pod)
-test-cluster: $(VENV)/.engines ## Run the tests in pods of a real single-node Kubernetes cluster (root; CLUSTER_KIT=folder of the kit; 20 minutes)
+test-cluster: $(VENV)/.engines ## Run the tests in pods of a real Kubernetes cluster on one machine (root; CLUSTER_KIT=folder of the kit; 20 minutes)
 	@$(PYTEST) -n 2 -m cluster tests/engines $(addprefix --ignore=,$(INSTALLATION_TESTS)) $(ARGS)
 
 test-installation: $(VENV)/.engines ## Follow docs/how-to/install.md on such a cluster with a second node, up to a served model; run its CronJobs; upgrade, roll back and drain a node under traffic; restore the backup; run an image of `make images` (root, buildah; 20 minutes)

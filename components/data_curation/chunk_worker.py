@@ -340,8 +340,8 @@ def prepare_raw_chunk(folder: str, number: int) -> int:
 def collect_chunk(folder: Path, number: int) -> ChunkSummary:
     """Return a worker's summary; remove its files except the prepared rows."""
     fields = json.loads(get_summary_path(folder, number).read_text(encoding="utf-8"))
-    get_raw_path(folder, number).unlink()
-    get_summary_path(folder, number).unlink()
+    get_raw_path(folder, number).unlink(missing_ok=True)
+    get_summary_path(folder, number).unlink(missing_ok=True)
     fields["kinds"] = {kind: KindCount(**count) for kind, count in fields["kinds"].items()}
     fields["unread"] = [UnreadableRecord(**one) for one in fields["unread"]]
     return ChunkSummary(**fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections import Counter
@@ -564,7 +565,9 @@ def _move_to_output(weights: Path, output: Path) -> None:
     for path in sorted(weights.iterdir()):
         try:
             filesystem.rename(path, output / path.name)
-        except OSError:  # another file system
+        except OSError as error:
+            if error.errno != errno.EXDEV:  # another file system
+                raise
             shutil.move(path, output / path.name)
 
 

@@ -280,10 +280,11 @@ class KubernetesJob:
                     return JobStatus("waiting", reason)
             else:
                 disrupted = self._record_disruption(status, pods)  # the pods may run before the job's status says so
-                if disrupted.reason:
-                    return disrupted
-                if status.reason in job_conditions.UNEXPLAINED_REASONS and (warning := self._find_warning(job)):
-                    return JobStatus("waiting", warning)
+                if status.state != "waiting" or status.reason in job_conditions.UNEXPLAINED_REASONS:
+                    if disrupted.reason:
+                        return disrupted
+                    if status.state == "waiting" and (warning := self._find_warning(job)):
+                        return JobStatus("waiting", warning)
         return status
 
     def _record_disruption(self, status: JobStatus, pods: list[JsonObject] | None) -> JobStatus:
