@@ -16,6 +16,7 @@ CALLS = {
     "link": (1, errno.EEXIST),
     "symlink": (1, errno.EEXIST),
     "rename": (1, errno.ENOENT),
+    "replace": (1, errno.ENOENT),
     "unlink": (0, errno.ENOENT),
 }
 

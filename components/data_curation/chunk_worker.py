@@ -249,7 +249,7 @@ def write_chunk(
 def remove_chunks(folder: Path) -> None:
     """Remove the files of all chunks (see `write_chunk`)."""
     for path in [*folder.glob("rows-*.arrow"), *folder.glob("texts-*.parquet")]:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def get_rows_path(folder: Path, number: int) -> Path:

@@ -191,7 +191,7 @@ def _remove_unlisted_entries(artifact: Artifact) -> None:
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def find_in_store(store_uri: str, described: str) -> Path:

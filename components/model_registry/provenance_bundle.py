@@ -187,7 +187,7 @@ def write(bundle: Bundle, folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputOccupiedError(f"{folder} is not empty", hint="Choose an empty or new folder with --export.")
-    (folder / RECORDS_FOLDER).mkdir(parents=True)
+    (folder / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
     for sha256, records in bundle.records.items():
         for number, record in enumerate(records):
             text = record.model_dump_json(exclude_defaults=True, indent=1) + "\n"

@@ -46,11 +46,7 @@ def gateway(
     routes: RoutesOption = None,
     usage: Annotated[
         Path | None,
-        typer.Option(
-            "--usage",
-            help="File that stores the daily token counts of the keys across restarts. Default: a restart resets the "
-            "counts.",
-        ),
+        typer.Option("--usage", help="File for the keys' daily token counts. Default: a restart resets the counts."),
     ] = None,
     metrics_socket: Annotated[
         Path | None,

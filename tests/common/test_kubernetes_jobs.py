@@ -869,7 +869,7 @@ def test_newest_event_is_reported_if_it_is_a_warning(cluster: JobCluster) -> Non
     def add_event(kind: str, reason: str, message: str, second: int) -> None:
         (name,) = cluster.api.created
         event = {
-            "involvedObject": {"name": name if cluster.kind == "rayjob" else f"{name}-node-0"},
+            "involvedObject": {"name": f"{name}-{'raycluster' if cluster.kind == 'rayjob' else 'node-0'}"},
             "type": kind,
             "metadata": {"name": reason},
             "lastTimestamp": f"2026-01-01T00:00:{second:02}Z",
@@ -878,10 +878,27 @@ def test_newest_event_is_reported_if_it_is_a_warning(cluster: JobCluster) -> Non
 
     def unblock() -> None:
         cluster.wait_until(lambda: cluster.api.created)
+        add_event("Normal", "AnotherCreate", "Created another pod", 1)
         add_event("Warning", "FailedCreate", "exceeded quota: gpus", 1)
         cluster.wait_until(lambda: "is waiting: FailedCreate: exceeded quota: gpus" in str(cluster.reporter))
         add_event("Normal", "SuccessfulCreate", "Created pod", 2)
         cluster.wait_until(lambda: cluster.reporter.notes[-1].endswith("is waiting: the pods do not exist yet"))
+        cluster.api.can_start = True
+
+    with in_background(unblock):
+        assert cluster.run() == TRAINED_OUTCOME
+
+
+def test_reason_for_the_replacement_of_a_removed_pod_is_reported(cluster: JobCluster) -> None:
+    cluster.api.can_start = False
+    pulling = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+
+    def unblock() -> None:
+        cluster.wait_until(lambda: cluster.api.created)
+        cluster.api.pod({"phase": "Pending", "conditions": [EVICTED]})
+        cluster.wait_until(lambda: "was disrupted" in str(cluster.reporter))
+        cluster.api.pod({"phase": "Pending", "containerStatuses": [{"state": {"waiting": pulling}}]})
+        cluster.wait_until(lambda: cluster.reporter.notes[-1].endswith("Back-off pulling image"))
         cluster.api.can_start = True
 
     with in_background(unblock):

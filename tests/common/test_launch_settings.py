@@ -5,6 +5,8 @@ The test marked `long` trains a model twice.
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,11 @@ from components.common.launch.launcher_settings import LauncherSettings
 from components.common.launch.torchrun import TorchrunLauncher
 from components.common.runtime.errors import ConfigurationError, TunelineError
 from components.common.runtime.reporters import SilentReporter
-from components.fine_tuning.stage import finetune
+from components.fine_tuning.stage import _move_to_output, finetune
 from pipelines.cli.application import load_launcher
 from tests.datasets import small_dataset
 from tests.fine_tuning.recipes import recipe
+from tests.lost_answers import lose_answers
 from tests.pipelines.command import refusal
 from tests.tiny import tiny_model
 
@@ -108,6 +111,47 @@ def test_retry_with_other_output_gets_weights_of_finished_job(
     artifact = finetune(dataset, tmp_path / "second", config, **common)  # type: ignore[arg-type]
     assert list(artifact.path.glob("*.safetensors"))
     assert not list((tmp_path / "state" / "fine_tuning").iterdir())
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """The folder with the weights of a remote job, beside a folder for the output."""
+    folder = tmp_path / "state" / "weights"
+    folder.mkdir(parents=True)
+    (tmp_path / "output").mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def fail_to_rename(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("components.common.runtime.filesystem.rename", fail)
+    monkeypatch.setattr("os.rename", fail)  # the first attempt of shutil.move
+
+
+def test_weights_are_moved_to_another_file_system(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_rename(monkeypatch, errno.EXDEV)
+    output = weights.parents[1] / "output"
+    _move_to_output(weights, output)
+    assert [path.name for path in output.iterdir()] == ["model.safetensors"]
+    assert not list(weights.iterdir())
+
+
+def test_weights_are_moved_over_a_server_whose_answers_are_lost(weights: Path) -> None:
+    output = weights.parents[1] / "output"
+    with lose_answers(output) as lost:
+        _move_to_output(weights, output)
+    assert lost == {"rename"}
+    assert [path.name for path in output.iterdir()] == ["model.safetensors"]
+
+
+def test_failed_move_keeps_the_weights_and_is_reported(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_rename(monkeypatch, errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
+        _move_to_output(weights, weights.parents[1] / "output")
+    assert list(weights.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["trainjob", "rayjob"])

@@ -64,6 +64,23 @@ def test_dataset_is_curated_over_a_server_whose_answers_are_lost(docs_file, cura
     assert artifact_folder.read(artifact.path, "dataset").sha256 == artifact.sha256
 
 
+def test_chunk_of_a_worker_is_collected_over_a_server_whose_answers_are_lost(tmp_path, monkeypatch):
+    """Workers of Ray are on other hosts; the folder is shared."""
+    from components.data_curation import chunk_worker
+    from components.data_curation.config import DataCurationConfig
+    from components.data_curation.reading.raw_records import Record
+
+    monkeypatch.setattr("components.common.runtime.process_control.restrict_new_files", lambda: None)
+    with lose_answers(tmp_path) as lost:
+        chunk_worker.write_settings(tmp_path, "text", DataCurationConfig(), [])
+        chunk_worker.write_raw_chunk(tmp_path, 0, [Record("docs.txt", 1, {"text": "a text of five words"})])
+        assert chunk_worker.prepare_raw_chunk(str(tmp_path), 0) == 1
+        assert chunk_worker.collect_chunk(tmp_path, 0).rows == 1
+        chunk_worker.remove_chunks(tmp_path)
+    assert lost >= {"rename", "unlink"}
+    assert [path.name for path in tmp_path.iterdir()] == [chunk_worker.SETTINGS_FILENAME]
+
+
 def test_no_test_row_is_similar_to_a_row_of_another_split(docs_file, curate_files, read_rows):
     artifact = curate_files(docs_file)
     for part, min_words in (("all", 1), ("answer", 8)):

@@ -1,8 +1,9 @@
 """docs/how-to/install.md on an empty cluster of two nodes, by the page's own commands, up to a served model, and the operation of that site.
 
 The site adapts the overlay as the page says: one team, its addresses, storage and sizes. Images hold folders alone, so the
-overlay also mounts this machine's folders. All commands of the page run but two: `make images` runs in test_verification_pod.py, and
-`tuneline submit` needs the API server of Kubeflow Pipelines, so `PipelinePods` creates the pods of the compiled files. In the `stress` tier
+overlay also mounts this machine's folders. This module runs all commands of the page except two.
+test_verification_pod.py runs `make images`, for one image. `tuneline submit` needs the API server of Kubeflow Pipelines; instead,
+`PipelinePods` creates the pods of the compiled files. In the `stress` tier
 because a cluster, its servers and a whole pipeline run for minutes.
 """
 

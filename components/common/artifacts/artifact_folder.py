@@ -189,7 +189,7 @@ def _clear(folder: Path) -> None:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         elif entry.name != UNFINISHED_MARKER:
-            entry.unlink()
+            entry.unlink(missing_ok=True)
 
 
 def has_transient_failure(folder: Path, key: str) -> bool:

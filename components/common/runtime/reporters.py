@@ -127,7 +127,10 @@ def relay_event(event: Mapping[str, Any], reporter: Reporter) -> None:
 
 
 class _Counter:
-    """The first count of a step, and the time of that count. Rates exclude units completed before a resume and the time before the first unit."""
+    """The first count of a step, and the time of that count.
+
+    Rates exclude units completed before a resume, and the time before the first unit.
+    """
 
     def __init__(self) -> None:
         self.before, self._began = -1, 0.0

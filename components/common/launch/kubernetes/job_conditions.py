@@ -12,7 +12,7 @@ from __future__ import annotations
 from components.common.launch import JobState, JobStatus, JsonObject
 
 STARTING_REASONS = ("ContainerCreating", "PodInitializing")  # normal reasons of a waiting container
-UNEXPLAINED_REASONS = STARTING, MISSING = "the pods are starting", "the pods do not exist yet"
+PODS_STARTING, PODS_MISSING = "the pods are starting", "the pods do not exist yet"
 # Failure reasons of KubeRay that the job did not cause: ray-operator/apis/ray/v1/rayjob_types.go.
 CLUSTER_FAILURE_REASONS = (
     "SubmissionFailed",
@@ -81,9 +81,9 @@ def find_disruption(pod: JsonObject) -> str:
 
 
 def find_lost_node(pod: JsonObject) -> str:
-    """Return a sentence about a running pod whose node is not ready, or "": its kubelet was silent for 50 seconds."""
+    """Return a sentence about a running pod whose node has had no heartbeat (by default, for 50 seconds), or ""."""
     status = pod.get("status") or {}
-    # The node controller changes only the condition Ready; a kubelet changes both conditions.
+    # The node controller changes only the condition Ready; a kubelet changes both, unless the pod has readiness gates.
     is_lost = _find_condition(status, "Ready", "False") and _find_condition(status, "ContainersReady")
     node, name = (pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]
     return f"the node {node} of the pod {name} is not ready" if is_lost else ""
@@ -127,8 +127,8 @@ def _read_start(workload: JsonObject | None, pods: list[JsonObject]) -> JobStatu
             if waiting.get("reason") and waiting["reason"] not in STARTING_REASONS:
                 return JobStatus("waiting", f"pod {name}: {_format_reason(waiting)}")
     if any(map(has_pod_ended, pods)):
-        return JobStatus("running", "the pods are terminating")
-    return JobStatus("waiting", STARTING if pods else _read_queue_reason(workload) or MISSING)
+        return JobStatus("running", "a pod has ended")
+    return JobStatus("waiting", PODS_STARTING if pods else _read_queue_reason(workload) or PODS_MISSING)
 
 
 def _format_reason(condition: JsonObject) -> str:

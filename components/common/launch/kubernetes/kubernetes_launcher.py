@@ -280,11 +280,12 @@ class KubernetesJob:
                     return JobStatus("waiting", reason)
             else:
                 disrupted = self._record_disruption(status, pods)  # the pods may run before the job's status says so
-                if status.state != "waiting" or status.reason in job_conditions.UNEXPLAINED_REASONS:
-                    if disrupted.reason:
-                        return disrupted
-                    if status.state == "waiting" and (warning := self._find_warning(job)):
+                if status.state == "waiting":
+                    if status.reason not in (job_conditions.PODS_STARTING, job_conditions.PODS_MISSING):
+                        return status
+                    if warning := self._find_warning(job):
                         return JobStatus("waiting", warning)
+                return disrupted if disrupted.reason else status
         return status
 
     def _record_disruption(self, status: JobStatus, pods: list[JsonObject] | None) -> JobStatus:
@@ -351,9 +352,13 @@ class KubernetesJob:
             for name in filter(None, (self.name, *children))
             for event in self._read_if_possible("events", partial(self.launcher.client.list_events, name)) or []
         ]
-        newest = max(
-            events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={}
-        )
+
+        def get_order(event: JsonObject) -> tuple[str, bool]:
+            """Return the time in whole seconds, and whether the event is a warning, which counts as later in its second."""
+            last = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp")
+            return str(last or event.get("eventTime") or "")[:19], event.get("type") == "Warning"
+
+        newest = max(events, key=get_order, default={})
         is_warning = newest.get("type") == "Warning"
         return f"{newest.get('reason', '')}: {newest.get('message', '')}" if is_warning else ""
 
