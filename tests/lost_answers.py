@@ -18,6 +18,7 @@ CALLS = {
     "rename": (1, errno.ENOENT),
     "replace": (1, errno.ENOENT),
     "unlink": (0, errno.ENOENT),
+    "rmdir": (0, errno.ENOENT),
 }
 
 
@@ -30,10 +31,12 @@ def lose_answers(folder: Path, calls: Iterable[str] = CALLS) -> Iterator[set[str
         call = getattr(os, name)
 
         def repeat(*arguments: object, **options: object) -> None:
+            parent = options.get("dir_fd")  # of shutil.rmtree
+            path = Path("" if parent is None else Path(f"/proc/self/fd/{parent}").readlink(), str(arguments[position]))
             call(*arguments, **options)
-            if Path(str(arguments[position])).is_relative_to(folder):
+            if path.is_relative_to(folder):
                 lost.add(name)
-                raise OSError(error, os.strerror(error), str(arguments[position]))
+                raise OSError(error, os.strerror(error), str(path))
 
         patch.setattr(os, name, repeat)
 

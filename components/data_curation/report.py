@@ -185,13 +185,17 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     shown = tops[tops.index(min(tokens.histogram)) : tops.index(max(tokens.histogram)) + 1]
     names = {top: f"{max((end for end in tops if end < top), default=0) + 1:,}–{top:,}" for top in shown}
     bars = {name: tokens.histogram.get(top, 0) for top, name in names.items()}
-    truncated = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
+    longer = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
     length = f"than the maximum row length of {tokens.max_length:,} tokens"
-    legend = f"Orange: longer {length}, and truncated." if truncated else f"No row is longer {length}."
+    legend = (
+        f"Orange: longer {length}; training truncates these rows, or splits them with objective text."
+        if longer
+        else f"No row is longer {length}."
+    )
     packing = [
         ["maximum row length", f"{tokens.max_length:,} tokens"],
-        ["truncated rows", f"{tokens.truncated_rows:.1%}"],
-        ["truncated tokens", f"{tokens.truncated_tokens:.1%}"],
+        ["longer rows", f"{tokens.truncated_rows:.1%}"],
+        ["tokens beyond the maximum", f"{tokens.truncated_tokens:.1%}"],
         ["utilization, one row per sequence", f"{tokens.unpacked_utilization:.1%}; the rest is padding"],
         [
             "utilization, packed",
@@ -208,7 +212,7 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     )
     return (
         render_tiles({**figures, "longest": tokens.longest})
-        + plot_bars(bars, x="rows", caption=f"Rows by length in tokens. {legend}", colours=truncated)
+        + plot_bars(bars, x="rows", caption=f"Rows by length in tokens. {legend}", colours=longer)
         + render_table(["", ""], packing)
         + render_paragraph(note, "soft")
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ArtifactDamagedError
 from components.common.runtime.reporters import Reporter
 from components.data_versioning import git_repository
@@ -147,7 +148,7 @@ def push_with_retry(
             reporter.note("another job is writing to the data repository; retrying on the latest commit")
             if store.is_local:
                 git_repository.clear_stale_locks(store.repository)
-        shutil.rmtree(folder / "clone")
+        filesystem.remove_tree(folder / "clone")
         time.sleep(RETRY_PAUSE_SECONDS)
 
 

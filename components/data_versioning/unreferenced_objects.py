@@ -197,7 +197,7 @@ def remove_object(
     try:
         if liveness.seconds_since_heartbeat(item.path) < min_unused_seconds:
             return False
-        item.path.unlink()
+        item.path.unlink(missing_ok=True)
     except FileNotFoundError:
         return False
     return True

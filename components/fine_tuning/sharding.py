@@ -82,7 +82,7 @@ def _compile_communication() -> None:
         with suppress(OSError):  # a network file system may not support locks; torch's lock then remains
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             for lock in own.glob(f"*/{TORCH_LOCK_FILENAME}"):  # other programs may use another folder
-                lock.unlink()
+                lock.unlink(missing_ok=True)
         build_shm_op()  # the loaded module is used by `init_distributed`
     finally:
         os.close(descriptor)

@@ -40,7 +40,7 @@ from components.common.models import compute_devices, model_loading, tokenizatio
 from components.common.models.model_loading import LocalBaseModel
 from components.common.reporting import mlflow_tracking
 from components.common.reporting.mlflow_tracking import MlflowReporter
-from components.common.runtime import process_control
+from components.common.runtime import filesystem, process_control
 from components.common.runtime.counts import format_count
 from components.common.runtime.errors import (
     RESUME_HINT,
@@ -375,7 +375,7 @@ class _RunningSweep:
                     try:
                         artifact_folder.read(output)
                     except ArtifactDamagedError:
-                        shutil.rmtree(output)  # a damaged model of an earlier call is trained again
+                        filesystem.remove_tree(output)  # a damaged model of an earlier call is trained again
                 with mlflow_tracking.nested_run(self.tracked, name) if self.tracked else nullcontext() as run:
                     reporter = _RecipeReporter(name, self, run)
                     model = self.train(output, recipe, reporter=reporter, run=partial(self.run_job, name))

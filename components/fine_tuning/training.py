@@ -590,7 +590,7 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
                 model = adapter_merging.load_adapted(Path(job.base_path), output)
             merged = adapter_merging.merge(model, model_loading.read_dtype(Path(job.base_path)))
             for name in ("adapter_model.safetensors", "adapter_config.json"):
-                (output / name).unlink()
+                (output / name).unlink(missing_ok=True)
             merged.save_pretrained(output, safe_serialization=True)
     trainer.accelerator.wait_for_everyone()
 

@@ -168,7 +168,7 @@ def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Pa
     shutil.rmtree(part, ignore_errors=True)
     _download(name, version, part)
     if (part / POINTER_FILENAME).exists():
-        shutil.rmtree(part)
+        filesystem.remove_tree(part)
         shutil.copytree(find_in_store(store_uri, f"{name} version {version}"), part, dirs_exist_ok=True)
     found = artifact_folder.read(part, "model")
     _remove_unlisted_entries(found)
@@ -189,7 +189,7 @@ def _remove_unlisted_entries(artifact: Artifact) -> None:
         if path.name in listed:
             continue
         if path.is_dir():
-            shutil.rmtree(path)
+            filesystem.remove_tree(path)
         else:
             path.unlink(missing_ok=True)
 

@@ -121,7 +121,7 @@ def package(
             originals = serving_proof.models_by_adapter(model, placement, config.backend)
             log = output / "triton.log"  # kept if the proof fails
             proof = serving_proof.prove(originals, output, config, dtype, seed=seed, log=log, reporter=reporter)
-            log.unlink()
+            log.unlink(missing_ok=True)
             # Bytecode that the server compiled is not part of the package.
             for folder in list_model_folders(output, config):
                 shutil.rmtree(folder / VERSION / "__pycache__", ignore_errors=True)

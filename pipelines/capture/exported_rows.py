@@ -130,7 +130,7 @@ def _erase_from_recorded(
 
 def _erase_from_folder(folder: Path, should_erase: Callable[[bytes], bool], result: ExportErasure) -> None:
     for temporary in folder.glob(".*.json*.*"):  # of an interrupted call
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
     kept: dict[Path, list[bytes]] = {}
     for path in (folder / name for name in FILENAMES.values() if (folder / name).exists()):
         lines = path.read_bytes().splitlines(keepends=True)
@@ -149,7 +149,7 @@ def _erase_from_folder(folder: Path, should_erase: Callable[[bytes], bool], resu
         if rest:
             _replace(path, rest)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
             artifact_folder.fsync(folder)
 
 

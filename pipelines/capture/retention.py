@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
@@ -47,7 +46,7 @@ def expire(settings: CaptureSettings, today: date) -> list[dict[str, str]]:
 def remove_expired(folder: Path) -> None:
     """Remove the renamed day folders, also those of an interrupted call."""
     for path in folder.glob(f"*/{REMOVED_PREFIX}*"):
-        shutil.rmtree(path)
+        filesystem.remove_tree(path)
 
 
 def is_feedback_expired(line: Mapping[str, Any], settings: CaptureSettings, today: date) -> bool:

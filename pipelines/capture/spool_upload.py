@@ -117,7 +117,7 @@ class SpoolUploader:
             else:
                 traffic_bucket.delete_file(self._spool, path)  # of an interrupted upload
             is_changed = self._refresh_tombstones()
-        path.unlink()
+        path.unlink(missing_ok=True)
         self._count("uploaded")
 
     def _drop_erased(self, day: DayFolder, path: Path) -> None:
@@ -151,7 +151,7 @@ class SpoolUploader:
                 artifact_folder.write_atomically(folder / name, content.decode())
         for path in (folder / TOMBSTONES).glob("*.json"):
             if f"{TOMBSTONES}/{path.name}" not in listed:
-                path.unlink()
+                path.unlink(missing_ok=True)
         self._erased = tombstones.read_tombstones(folder)
         self._listed = listed
         return True

@@ -164,7 +164,7 @@ def _write_rows(
             os.fsync(stream.fileno())
     for kind, name in FILENAMES.items():
         if not counts[kind]:
-            (folder / name).unlink()  # curation refuses a file without rows
+            (folder / name).unlink(missing_ok=True)  # curation refuses a file without rows
     digests = {path.name: hashing.sha256_file(path) for path in sorted(folder.glob("*.jsonl"))}
     return Export(counts["conversations"], counts["preferences"], counts["held_back"], left_out=left_out, files=digests)
 

@@ -107,7 +107,7 @@ def seal(path: Path) -> Path:
     if size:
         filesystem.rename(path, sealed)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
     artifact_folder.fsync(path.parent)
     return sealed
 
@@ -250,7 +250,7 @@ def remove_temporary_files(day: DayFolder) -> None:
     """Remove the temporary files of an interrupted replacement. Call it under the lock."""
     # Not all hidden files: a file server has its own, such as .nfs… and .snapshot.
     for path in [*day.path.glob(f".{PARQUET_FILENAME}.*"), *day.path.glob("*/.*.jsonl.*")]:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def now() -> datetime:

@@ -281,7 +281,7 @@ def _load_cache(folder: Path, length: int, wanted: Container[int]) -> dict[int, 
         except (ValueError, EOFError):
             table = np.empty((0, 0))
         if table.dtype.names != ("number", "gradient") or table["gradient"].shape[1:] != (length,):
-            path.unlink()
+            path.unlink(missing_ok=True)
             continue
         stored = zip(table["number"].tolist(), table["gradient"], strict=True)
         known |= {number: gradient for number, gradient in stored if number in wanted}

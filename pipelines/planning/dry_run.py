@@ -880,7 +880,7 @@ def format_estimate(result: Json) -> list[str]:
     return [
         "dry run: nothing was written",
         f"rows      {rows['kept']} of {rows['in']} kept; rejected: {rejected}; quarantined: {rows['quarantined']}; "
-        f"formats: {formats}",
+        f"row formats: {formats}",
         f"          {splits} (upper bounds: a dry run finds only near-duplicates with the same words)",
         *(
             f"          first row rejected as {reason}: {place}"
@@ -918,7 +918,7 @@ def _format_shares(shares: Sequence[Json]) -> list[str]:
     """Return a line for each of the largest sources."""
     largest = sorted(shares, key=lambda share: -share["tokens"])[:MAX_SHOWN_SOURCES]
     lines = [
-        f"{share['source']}: {format_count(share['seen'], 'draw')} of {format_count(share['examples'], 'example')}, {share['tokens']:,} tokens "
+        f"{share['source']}: {format_count(share['examples'], 'example')}, each seen {share['repetitions']:.2f} times on average, {share['tokens']:,} tokens "
         f"({share['token_share']:.1%})"
         for share in largest
     ]

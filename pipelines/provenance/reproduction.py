@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.models import model_loading
+from components.common.runtime import filesystem
 from components.common.runtime.errors import (
     ArtifactDamagedError,
     ConfigurationError,
@@ -248,9 +248,9 @@ def _clear(folder: Path) -> None:
         if path.name == OUTCOME_FILENAME or path.name.startswith(locks):
             continue
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            filesystem.remove_tree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
     (folder / OUTCOME_FILENAME).unlink(missing_ok=True)
 
 

@@ -148,7 +148,7 @@ def export_rows(
     shutil.rmtree(folder, ignore_errors=True)
     exported = traffic_export.export(settings, feedback, folder, options)
     if not exported.held_back:
-        shutil.rmtree(folder)
+        filesystem.remove_tree(folder)
         answers = format_count(exported.conversations, "answer goes", "answers go")
         raise InputError(
             f"no subject is held back: {answers} into the training rows",
@@ -156,7 +156,7 @@ def export_rows(
         )
     held = map(json.loads, (folder / HELD_BACK_FILENAME).read_text(encoding="utf-8").splitlines())
     if only_sampled and not any(row["meta"].get(SAMPLED) for row in held):
-        shutil.rmtree(folder)
+        filesystem.remove_tree(folder)
         raise InputError(
             "none of the requests from `tuneline traffic sample` is both held back and corrected",
             hint="Correct more sampled requests, pass their file with --feedback, or increase --held-back.",

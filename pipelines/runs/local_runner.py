@@ -288,7 +288,7 @@ def _drop_stale_cache_entries(cache: Path, store: Path) -> None:
                 artifact_store.mark_used(store, sha256)  # a cached step does not read the artifact
                 manifest = artifact_store.read_manifest(store, sha256)
                 if manifest is None or not manifest.is_reusable:
-                    entry.unlink()
+                    entry.unlink(missing_ok=True)
                     break
 
 

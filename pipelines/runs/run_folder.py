@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ def create_run(workdir: Workdir) -> Run:
         run.update(status="running", **_identify_process(), started=time.time())
         run.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # random: a file system could compress other bytes away
     except OSError:
-        shutil.rmtree(folder)
+        filesystem.remove_tree(folder)
         raise
     return run
 

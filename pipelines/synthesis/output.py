@@ -84,7 +84,7 @@ def publish(
     """
     (folder / artifact_folder.MANIFEST_FILENAME).unlink(missing_ok=True)
     for leftover in folder.glob(".*.jsonl.*"):  # of a killed write
-        leftover.unlink()
+        leftover.unlink(missing_ok=True)
     rejected = [
         {
             "reason": row.reason,

@@ -51,7 +51,18 @@ def publish_folder(folder: Path) -> None:
     assert [path.name for path in folder.glob("aside/*/*/*")] == ["old"]
 
 
-@pytest.mark.parametrize("operation", [write_file, lock_folder, lock_workdir, use_private_folder, publish_folder])
+def overwrite_artifact(folder: Path) -> None:
+    """Claim the folder of an artifact, which empties it."""
+    (folder / "artifact" / "part" / "nested").mkdir(parents=True, exist_ok=True)
+    (folder / "artifact" / "part" / "nested" / "file").touch()
+    (folder / "artifact" / "manifest.json").write_text('{"api": "tuneline/v1"}')
+    artifact_folder.claim_folder(folder / "artifact", "dataset", overwrite=True)
+    assert not (folder / "artifact" / "part").exists()
+
+
+@pytest.mark.parametrize(
+    "operation", [write_file, lock_folder, lock_workdir, use_private_folder, publish_folder, overwrite_artifact]
+)
 def test_operation_whose_answer_is_lost_succeeds(tmp_path: Path, operation: Callable[[Path], None]) -> None:
     with lose_answers(tmp_path) as lost:
         operation(tmp_path)

@@ -157,17 +157,25 @@ def test_state_of_a_run_is_read_while_another_host_replaces_it(machines: Machine
 
 def test_operations_whose_answers_are_lost_in_a_restart_of_the_server_succeed(machines: Machines) -> None:
     programs = ("rename_file", "link_file", "move_folder", "lock_workdir")
-    folders = {program: f"/mnt/{ADVISED[0]}/lost-{program}" for program in programs}
+    folders = {program: list_folders(f"lost-{program}") for program in programs}
     with ThreadPoolExecutor(len(programs)) as pool:
-        results = [pool.submit(machines.repeat, "b", p, REPLAY_SECONDS, [folders[p]]) for p in programs]
-        machines.wait_for_files(f"{folder}/ready" for folder in folders.values())
+        results = [pool.submit(machines.repeat, "b", p, REPLAY_SECONDS, folders[p]) for p in programs]
+        machines.wait_for_files(f"{folder}/ready" for kinds in folders.values() for folder in kinds)
         time.sleep(3)
         machines.control("mute", "a")  # requests are executed, and answers are lost
         time.sleep(1.5)
         machines.control("cut", "a")
         machines.control("plug", "a")
         machines.control("boot", "a")
-    assert collect_results(result.result() for result in results) == {folder: {"done"} for folder in folders.values()}
+    expected = {folder: {"done"} for kinds in folders.values() for folder in kinds}
+    assert collect_results(result.result() for result in results) == expected
+
+
+def test_doctor_warns_of_an_sqlite_database_on_nfs(machines: Machines) -> None:
+    for kind in KINDS:
+        output = machines.run_python("b", f"-m pipelines.cli doctor --workdir /mnt/{kind}/doctor --json || true")
+        findings = {finding["name"]: finding["found"] for finding in json.loads(output)["findings"]}
+        assert "is an SQLite file on nfs" in findings["MLflow database"]
 
 
 def test_clients_that_publish_at_once_lose_no_artifact(machines: Machines) -> None:
@@ -251,10 +259,13 @@ def verify_checkpoints(machines: Machines, folders: Iterable[str]) -> None:
 
 
 def test_client_that_was_cut_off_does_not_write_after_another_took_its_lease(machines: Machines) -> None:
+    """The server restarts while the client holds the lease; then the client loses its network."""
     folders = list_folders("lease")
     with ThreadPoolExecutor(2) as pool:
         fenced = pool.submit(machines.repeat, "b", "write_checkpoints", 0, folders)
         machines.wait_for_files(f"{folder}/checkpoint-3" for folder in folders)
+        machines.restart_server()
+        machines.wait_for_files(f"{folder}/checkpoint-6" for folder in folders)
         machines.control("unplug", "b")
         writing = pool.submit(machines.repeat, "c", "write_checkpoints", 0, folders)
         machines.wait_for_files(f"{folder}/writes-c" for folder in folders)

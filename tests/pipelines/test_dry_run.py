@@ -617,7 +617,7 @@ def test_mixing_weights_give_the_rows_of_each_source(mixed: Path, estimate: Esti
     assert web["left_out"] == 0
     assert handbook["tokens"] + web["tokens"] == result["tokens"]["trained"]
     assert (
-        f"          handbook: {handbook['seen']} draws of {handbook['examples']} examples, {handbook['tokens']:,} tokens "
+        f"          handbook: {handbook['examples']} examples, each seen {handbook['repetitions']:.2f} times on average, {handbook['tokens']:,} tokens "
         f"({handbook['token_share']:.1%})" in format_estimate(result)
     )
     result = estimate(*settings, "fine_tuning.epochs=2")
@@ -1133,7 +1133,7 @@ def test_text_lists_rows_tokens_steps_memory_disk_time_and_warnings(estimate: Es
     result = estimate("triton_packaging.prove=false")
     text = format_estimate(result)
     assert text[0] == "dry run: nothing was written"
-    assert text[1] == "rows      156 of 156 kept; rejected: none; quarantined: 0; formats: 156 alpaca"
+    assert text[1] == "rows      156 of 156 kept; rejected: none; quarantined: 0; row formats: 156 alpaca"
     assert [line.split(" ")[0] for line in text if line[0] != " "][1:7] == [
         "rows",
         "tokens",

@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import secrets
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,7 +186,7 @@ def _clear(folder: Path) -> None:
     (folder / MANIFEST_FILENAME).unlink(missing_ok=True)
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
+            filesystem.remove_tree(entry)
         elif entry.name != UNFINISHED_MARKER:
             entry.unlink(missing_ok=True)
 

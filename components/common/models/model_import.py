@@ -287,7 +287,7 @@ def _download(offer: SourceContent, folder: Path, reporter: Reporter) -> None:
     for name in sorted(offer.expected_digests.keys() & offer.files.keys()):
         found, expected = hashing.sha256_file(folder / name), offer.expected_digests[name]
         if found != expected:
-            (folder / name).unlink()
+            (folder / name).unlink(missing_ok=True)
             raise ArtifactDamagedError(
                 f"the downloaded file {name} of {offer.source} has the digest {found[:12]}; expected {expected[:12]}",
                 hint="Run the same command again, or report the file to the owner of the model.",

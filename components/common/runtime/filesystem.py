@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -112,9 +113,25 @@ def link(source: Path, target: Path) -> None:
             raise
 
 
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with its content, and accept removals that the server has already done; see `rename`.
+
+    Raises:
+        OSError: a file or folder cannot be removed.
+    """
+
+    def raise_unless_missing(_: object, path: str, error: BaseException) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=raise_unless_missing)
+    else:
+        shutil.rmtree(folder, onerror=lambda call, path, info: raise_unless_missing(call, path, info[1]))
+
+
 def _is_same_file(status: os.stat_result, path: Path) -> bool:
-    with suppress(OSError):
-        os.utime(path.parent)  # makes an NFS client revalidate the name
+    revalidate(path.parent)
     try:
         return os.path.samestat(status, path.lstat())
     except FileNotFoundError:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -428,7 +427,7 @@ def remove_local_copy(store: Path, sha256: str, unused: float) -> bool:
         if seconds_since_use(moved) < unused:
             return False
         filesystem.rename(moved, own / REMOVED_FOLDER)  # after this rename, no job restores the artifact
-        shutil.rmtree(own / REMOVED_FOLDER)
+        filesystem.remove_tree(own / REMOVED_FOLDER)
         return True
     return False
 
@@ -625,7 +624,7 @@ def add_artifact(store: Path, built: Artifact, reporter: Reporter | None = None)
     with job_folder(store) as own:
         stored = job_folders.move_into_place(built.path, home, find_equal, own / ASIDE_FOLDER)
     if stored:
-        shutil.rmtree(built.path)
+        filesystem.remove_tree(built.path)
     else:
         stored = Artifact(home, built.manifest)
     if bucket := _get_bucket(store):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -139,9 +138,9 @@ def _quarantine_and_delete(path: Path, parent: Path, may_delete: Callable[[Path]
             return False
         filesystem.rename(quarantined, deleting)
         if deleting.is_dir() and not deleting.is_symlink():
-            shutil.rmtree(deleting)
+            filesystem.remove_tree(deleting)
         else:
-            deleting.unlink()
+            deleting.unlink(missing_ok=True)
     return True
 
 
