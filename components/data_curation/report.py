@@ -188,7 +188,7 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     longer = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
     length = f"than the maximum row length of {tokens.max_length:,} tokens"
     legend = (
-        f"Orange: longer {length}; training truncates these rows, or splits them with objective text."
+        f"Orange: longer {length}; training truncates these rows or, if fine_tuning.objective is text, splits them."
         if longer
         else f"No row is longer {length}."
     )

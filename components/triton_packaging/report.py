@@ -77,7 +77,7 @@ def render(
             f"{quantized.margin:.4f} is allowed."
         )
         if hardware := QUANTIZATIONS[quantized.scheme].hardware:
-            text += f" According to the documentation of vLLM 0.32, these devices compute with the format: {hardware}."
+            text += f" According to the documentation of vLLM 0.32, the format is supported on {hardware}."
         if found := quantized.calibration:
             text += (
                 f" {found['engine']} calibrated the weights on {found['rows']} training rows with {found['tokens']} tokens; "

@@ -177,7 +177,7 @@ def _render_training(training: Record) -> str:
         }
     )
     share = training["rows_seen"] / rows["train"] if rows["train"] else 0.0
-    text = f"Trained on {training['learned']} of {min(share, 1):.0%} of {format_count(rows['train'], 'row')}"
+    text = f"Trained on {min(share, 1):.0%} of {format_count(rows['train'], 'row')}: {training['learned']}"
     if rows["without_answer"]:
         text += f"; {format_count(rows['without_answer'], 'more row was', 'more rows were')} skipped"
     text += "."
