@@ -81,9 +81,10 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
                 configuration: Text of a customization.yaml: data_curation, data_versioning, fine_tuning.base_model, seed.
             """
             planned = resolve_inputs(sources=sources, configuration=configuration).outputs
-            dataset = configure(data_curation(**select_parameters(planned))).outputs["dataset"]
-            configure(data_versioning(config=planned["versioning"], dataset=dataset), cached=False)
-            return dataset  # type: ignore[no-any-return] # kfp's outputs are untyped
+            curated = configure(data_curation(**select_parameters(planned))).outputs
+            dataset = {name: curated[name] for name in ("dataset", "curated_dataset")}
+            configure(data_versioning(config=planned["versioning"], **dataset), cached=False)
+            return curated["dataset"]  # type: ignore[no-any-return] # kfp's outputs are untyped
 
         def tune_model(dataset: str, configuration: str = default) -> str:
             """Fine-tune the base model on a dataset of the store.

@@ -34,7 +34,7 @@ def build_credentials(server: ProductionServer) -> dict[str, str]:
 
 
 def run_and_back_up(project: Path, site: Path, backups: Path) -> tuple[dict[str, Any], Path, Path]:
-    """Run a customization on a temporary server; return its result and the backups of the server and of the work folder."""
+    """Run a customization on a temporary server; return its result and the backups of the server and of the workdir."""
     with postgresql.run_server() as database, create_configuration(database, site).run() as server:
         original = run(project, "wd", **build_credentials(server))
         process = server.run_script("backup.sh", str(backups / "server"))

@@ -23,7 +23,7 @@ from components.common.launch.launcher_settings import LauncherSettings
 from components.common.runtime.errors import ConfigurationError
 from pipelines.definition import pod_spec
 from pipelines.steps import step_launcher
-from tests.deploy.rendering import DEPLOY, OVERLAYS, load_overlay_platform, render_overlay
+from tests.deploy.rendering import DEPLOY, OVERLAYS, load_overlay_platform, render_overlay, render_with_optional
 from tests.deploy.test_chart import CHART, read_values
 from tests.deploy.test_rights import REASONS
 from tests.engines import cluster as cluster_kit
@@ -34,7 +34,8 @@ pytestmark = [pytest.mark.long, pytest.mark.cluster, REQUIRED]
 TEAM = "team-a"
 ACCOUNT = f"system:serviceaccount:{TEAM}:tuneline"
 TIMEOUT_SECONDS = 120  # of a busy machine
-PREREQUISITES = {"kubeflow": ["one-gpu-node"], "gpu-operator": ["shared-gpus"]}  # namespaces that other projects create
+# Namespaces that other projects create, and the overlays that need them. The optional components need `monitoring`.
+PREREQUISITES = {"kubeflow": ["one-gpu-node"], "gpu-operator": ["shared-gpus"], "monitoring": []}
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +183,25 @@ ATTACKS = {
                 {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}},
             ),
             "volumes must be claims",
+        ),
+        "another claim": (
+            edit(f"{WORKER_POD}.volumes.0", {"name": "c", "persistentVolumeClaim": {"claimName": "payroll"}}),
+            "volumes must be claims",
+        ),
+        "another pull secret": (
+            edit(f"{HEAD_POD}.imagePullSecrets", [{"name": "mlflow"}]),
+            "pull secret is not listed",
+        ),
+        "a capability": (
+            edit(f"{WORKER_POD}.containers.0.securityContext.capabilities.add", ["SYS_ADMIN"]),
+            "must forbid privilege escalation",
+        ),
+        "an annotation that a webhook reads": (
+            edit(
+                "spec.rayClusterSpec.headGroupSpec.template.metadata.annotations",
+                {"sidecar.istio.io/userVolume": "[]"},
+            ),
+            "a label or an annotation",
         ),
         "another account": (
             edit(f"{HEAD_POD}.serviceAccountName", "default-editor"),
@@ -375,6 +395,12 @@ def test_overlay_applies_twice_and_its_pods_are_admitted(api_server: Cluster, ap
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         api_server.kubectl("-n", namespace, "create", "job", f"try-{name}", f"--from=cronjob/{name}")
         wait_for_pods(api_server, manifest["metadata"], f"job-name=try-{name}")
+    served = api_server.kubectl("api-versions").split()  # others need controllers such as the Prometheus operator
+    optional = [m for m in render_with_optional(applied) if m["apiVersion"] in served]
+    assert {"Ingress", "ConfigMap"} <= {m["kind"] for m in optional}
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": optional})
+    options = ("--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts")
+    api_server.kubectl("apply", *options, "-f", "-", text=text)
     refused = [e["message"] for e in read(api_server, "events", "-A") if e["reason"] == "FailedCreate"]
     assert refused == [], "Pod Security, an account or a limit refused pods"
 

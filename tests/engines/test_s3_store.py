@@ -363,7 +363,7 @@ def test_bucket_and_folder_runs_have_equal_digests(
     moved_run = run_pipeline(project, "moved", **second_machine)
     assert get_digests(moved_run) == get_digests(first_run)
     assert list_cached_stages(moved_run) == CACHED_STAGES - {"fine_tuning"}, (
-        "a training's key includes the data revision, which belongs to the work folder"
+        "a training's key includes the data revision, which belongs to the workdir"
     )
     check_lineage_and_package_from_other_machines(project, address, get_digests(first_run), monkeypatch)
 

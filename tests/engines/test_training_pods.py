@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from components.common.launch.kubernetes.kubernetes_client import LIMITS_NAME
+from components.common.runtime.errors import BusyError
 from tests.datasets import small_dataset
 from tests.deploy.rendering import DEPLOY
 from tests.engines.cluster import REQUIRED, Cluster
@@ -215,6 +216,14 @@ class Trainings:
     def read_events(self) -> str:
         return self.kubectl("get", "events", "-o", "custom-columns=OBJECT:.involvedObject.name,MESSAGE:.message")
 
+    def start_second_writer(self, name: str) -> Json:
+        """Train the running job in one of its pods again, and return the outcome."""
+        (job,) = (self.volume / name).rglob("job.json")
+        path = f"/data/{job.relative_to(self.volume)}"
+        python = ("exec", self.find_node(1, 0), "--", sys.executable, "-P", "-c", SECOND_WRITER, path)
+        outcome: Json = json.loads(self.kubectl(*python).splitlines()[-1])
+        return outcome
+
     def restart_kubelet(self) -> None:
         subprocess.run([self.cluster.kit / "node", self.cluster.folder, "restart-kubelet"], check=True, timeout=60)
 
@@ -256,6 +265,15 @@ class Trainings:
         return answer
 
 
+# Runs a copy of the job; without the wait, because the first training would end meanwhile.
+SECOND_WRITER = """
+import pathlib, shutil, sys, tempfile
+from components.fine_tuning import training, worker
+training.LOCK_WAIT_SECONDS = 0.0
+folder = pathlib.Path(tempfile.mkdtemp())
+worker.main(shutil.copy(sys.argv[1], folder))
+print((folder / "outcome.json").read_text())
+"""
 VARIABLES = {"PYTHONPATH": str(ROOT), "TUNELINE_THREADS": "1", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
 
 
@@ -320,6 +338,7 @@ def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trai
     name = "disturbed"
     trainings.start(name, **NODES)
     trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
+    assert trainings.start_second_writer(name)["error"]["kind"] == BusyError.kind
     trainings.restart_kubelet()
 
     trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)

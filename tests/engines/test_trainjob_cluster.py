@@ -181,7 +181,27 @@ def test_next_job_waits_for_pods_whose_job_is_gone(jobs: Jobs) -> None:
     assert min(jobs.read_times("start", 2)) >= max(jobs.read_times("end", 1))
 
 
-@pytest.mark.parametrize("removal", ["eviction", "forced deletion"])
+# Beside it, only one of the two pods of the training fits.
+URGENT_POD = """
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {{name: urgent}}
+value: 1000
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: urgent}}
+spec:
+  priorityClassName: urgent
+  containers:
+    - name: urgent
+      image: tuneline.test/busybox:1
+      command: [sleep, "600"]
+      resources: {{requests: {{cpu: {cpu}}}}}
+"""
+
+
+@pytest.mark.parametrize("removal", ["eviction", "forced deletion", "preemption"])
 def test_job_of_a_removed_pod_is_resumed(jobs: Jobs, removal: str) -> None:
     """The pods write no outcome, so that only the cluster knows why they ended."""
 
@@ -192,13 +212,43 @@ def test_job_of_a_removed_pod_is_resumed(jobs: Jobs, removal: str) -> None:
             body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
             path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
             jobs.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(body))
+        elif removal == "preemption":
+            jobs.kubectl("apply", "-f", "-", text=URGENT_POD.format(cpu=f"{os.cpu_count() * 1000 - 400}m"))
+            jobs.kubectl("wait", "pod/urgent", "--for=condition=PodScheduled", "--timeout=120s")
+            jobs.kubectl("delete", "pod", "urgent", "--grace-period=0", "--force")
         else:
             jobs.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
 
     with in_background(remove):
         assert jobs.run("crash") == TRAINED
-    cause = "EvictionByEvictionAPI" if removal == "eviction" else "was deleted"
+    causes = {"eviction": "EvictionByEvictionAPI", "preemption": "PreemptionByScheduler"}
+    cause = causes.get(removal, "was deleted")
     assert cause in str(jobs.reporter) or "FailJobSetFailurePolicyAction" in str(jobs.reporter)
+
+
+def test_failed_job_ends_although_its_pods_can_no_longer_be_listed(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The job is watched with the rights of the step's account, which loses those on pods."""
+    jobs.kubectl("create", "serviceaccount", "tuneline")
+    rights = (ROOT / "deploy/components/launcher-trainjob/launcher-rbac.yaml").read_text(encoding="utf-8")
+    jobs.kubectl("apply", "-f", "-", text=rights)
+    kubeconfig = json.loads((jobs.cluster.folder / "admin.kubeconfig").read_text())
+    kubeconfig["users"][0]["user"] = {"token": jobs.kubectl("create", "token", "tuneline").strip()}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+
+    def fail() -> None:
+        jobs.wait_for_training()
+        remaining = [rule for rule in next(yaml.safe_load_all(rights))["rules"] if "pods" not in rule["resources"]]
+        patch = json.dumps({"rules": remaining})
+        jobs.kubectl("patch", "role", "tuneline-launcher-trainjob", "--type=merge", "-p", patch)
+        error = {"kind": "training", "message": "the loss is nan", "hint": "", "stage": "fine_tuning"}
+        (jobs.folder / "outcome.json").write_text(json.dumps({"error": error, "exit_code": 1}))
+        (jobs.folder / "peer-lost").touch()
+
+    with in_background(fail), pytest.raises(TunelineError, match="the loss is nan"):
+        jobs.run("peer")
 
 
 def test_memory_kill_is_reported(jobs: Jobs) -> None:

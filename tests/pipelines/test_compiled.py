@@ -159,7 +159,7 @@ def test_every_pod_has_image_volume_environment_and_secrets(
         assert pod["imagePullPolicy"] == "Always"
 
 
-def test_exit_task_ends_every_run_and_only_it_and_the_first_check_know_the_notified_services(tmp_path: Path) -> None:
+def test_exit_task_ends_the_run_and_only_it_and_the_first_check_know_the_notified_services(tmp_path: Path) -> None:
     (tmp_path / "platform.yaml").write_text(
         "run: {ui: 'https://kubeflow.example'}\nnotifications: [{url: {name: notify, key: chat}, events: [failed]}]\n"
     )

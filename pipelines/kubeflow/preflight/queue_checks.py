@@ -55,13 +55,13 @@ def _check_queue(context: CheckContext, version: str, name: str, demands: list[P
     cluster_name = str(local_queue["spec"]["clusterQueue"])
     describe = context.format_kubectl(f"describe localqueue {name}")
     hint = f"Ask an administrator of Kueue to fix the queue: {describe}; kubectl describe clusterqueue {cluster_name}"
-    if problem := _find_queue_problem(local_queue):
-        return check_result(title, False, f"the LocalQueue is not active: {problem}", hint)
     cluster_queue = context.api.get(f"/{version}/clusterqueues/{cluster_name}")
     if cluster_queue is None:
         return check_result(title, False, f"ClusterQueue {cluster_name} does not exist", hint)
     if problem := _find_queue_problem(cluster_queue):
         return check_result(title, False, f"ClusterQueue {cluster_name} is not active: {problem}", hint)
+    if problem := _find_queue_problem(local_queue):  # also if its ClusterQueue is not active
+        return check_result(title, False, f"the LocalQueue is not active: {problem}", hint)
     for demand in demands:
         for resource, amount in demand.amounts.items():
             maximum, key = _compute_maximum(cluster_queue, resource), demand.format_key(resource)

@@ -125,8 +125,24 @@ def use_mlflow_service(ready: int) -> Fault:
     return change
 
 
-def update_cluster_queue(**spec: Any) -> Fault:
+def set_quotas(flavor: str = "default", cohort: str = "", **quotas: str) -> Fault:
+    """Replace the quotas of the ClusterQueue; the accelerator's key is `gpu`."""
+    names = {name: "nvidia.com/gpu" if name == "gpu" else name for name in quotas}
+    resources = [{"name": names[name], "nominalQuota": quota} for name, quota in quotas.items()]
+    flavors = [{"name": flavor, "resources": resources}]
+    group = {"coveredResources": [*names.values()], "flavors": flavors}
+    spec = {"resourceGroups": [group], **({"cohortName": cohort} if cohort else {})}
     return lambda cluster: cluster.get_object(f"{QUEUES_PATH}/clusterqueues/gpus")["spec"].update(spec)
+
+
+def use_missing_flavor(cluster: SimulatedCluster) -> None:
+    """Kueue then sets the conditions of both queues."""
+    set_quotas("h100", cpu="256", memory="2Ti", gpu="16")(cluster)
+    set_field(f"{QUEUES_PATH}/clusterqueues/gpus", "status", "conditions", value=INACTIVE_CONDITIONS)(cluster)
+    conditions = [{**INACTIVE_CONDITIONS[0], "reason": "ClusterQueueIsInactive", "message": "Can't submit"}]
+    set_field(f"{QUEUES_PATH}/namespaces/{TEAM}/localqueues/team-a", "status", value={"conditions": conditions})(
+        cluster
+    )
 
 
 INACTIVE_CONDITIONS = [
@@ -373,48 +389,19 @@ FAULTS: dict[str, FaultCase] = {
         "describe localqueue team-a",
     ),
     "cluster queue inactive": FaultCase(
-        set_field(f"{QUEUES_PATH}/clusterqueues/gpus", "status", "conditions", value=INACTIVE_CONDITIONS),
+        use_missing_flavor,
         "queue team-a",
         "ClusterQueue gpus is not active: FlavorNotFound",
         "kubectl describe clusterqueue gpus",
     ),
     "cluster queue without accelerator quota": FaultCase(
-        update_cluster_queue(
-            resourceGroups=[
-                {
-                    "coveredResources": ["cpu", "memory"],
-                    "flavors": [
-                        {
-                            "name": "f",
-                            "resources": [
-                                {"name": "cpu", "nominalQuota": "256"},
-                                {"name": "memory", "nominalQuota": "2Ti"},
-                            ],
-                        }
-                    ],
-                }
-            ]
-        ),
+        set_quotas(cpu="256", memory="2Ti"),
         "queue team-a",
         "has no quota for nvidia.com/gpu",
         "to the ClusterQueue's resourceGroups",
     ),
     "cluster queue quota too small": FaultCase(
-        update_cluster_queue(
-            resourceGroups=[
-                {
-                    "flavors": [
-                        {
-                            "name": "f",
-                            "resources": [
-                                {"name": n, "nominalQuota": q}
-                                for n, q in (("cpu", "256"), ("memory", "2Ti"), ("nvidia.com/gpu", "4"))
-                            ],
-                        }
-                    ]
-                }
-            ]
-        ),
+        set_quotas(cpu="256", memory="2Ti", gpu="4"),
         "queue team-a",
         "admits at most 4 of nvidia.com/gpu, but 8 is requested by fine_tuning",
         "Lower resources.fine_tuning.accelerators",
@@ -763,10 +750,7 @@ def test_kueue_without_plain_pod_support_is_noted(cluster: SimulatedCluster) -> 
 
 
 def test_queue_may_borrow_quota_from_its_cohort(cluster: SimulatedCluster) -> None:
-    resources = [{"name": name, "nominalQuota": "0"} for name in ("cpu", "memory", "nvidia.com/gpu")]
-    update_cluster_queue(cohortName="all", resourceGroups=[{"flavors": [{"name": "f", "resources": resources}]}])(
-        cluster
-    )
+    set_quotas(cohort="all", cpu="0", memory="0", gpu="0")(cluster)
     assert failed_checks(cluster.run_checks()) == []
 
 
