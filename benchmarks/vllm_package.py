@@ -117,7 +117,7 @@ def row(answer: dict[str, Any]) -> str:
 
 PAGE = """# A package served by vLLM
 
-`make vllm-package` writes this page with `{command}`. Measured on {date} at commit {commit} on {processor}, {cores} cores, {gib:.0f} GiB, Python {python}.
+`make vllm-package` writes this page with `{command}`. Measured on {date} at commit {commit}. Hardware: {processor}, {cores} cores, {gib:.0f} GiB, Python {python}.
 
 Triton {server_version} served one package in float32 on a CPU, with tuneline's backend for vLLM, {told}. The package contained a random model
 of two layers with four heads of size 64, and two random LoRA adapters of rank 8. The base and the adapters answered {golden_prompts} prompts in total with {tokens}

@@ -194,7 +194,7 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     )
     packing = [
         ["maximum row length", f"{tokens.max_length:,} tokens"],
-        ["longer rows", f"{tokens.truncated_rows:.1%}"],
+        ["rows beyond the maximum", f"{tokens.truncated_rows:.1%}"],
         ["tokens beyond the maximum", f"{tokens.truncated_tokens:.1%}"],
         ["utilization, one row per sequence", f"{tokens.unpacked_utilization:.1%}; the rest is padding"],
         [

@@ -148,7 +148,6 @@ def _fetch_path(source: DvcUri, clone: Path) -> Path:
                 hint="Replace the path in the source with the path of the target files.",
             )
         content = shutil.copyfile(target, clone / ".git" / "linked")
-        link.unlink()
         filesystem.rename(content, link)
     return path
 

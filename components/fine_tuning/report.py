@@ -125,7 +125,9 @@ def _describe_training(summary: dict[str, Any], config: Recipe) -> list[str]:
         distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
         seen = f"{distinct:,} of {summary['examples']:,} examples in {draws:,} draws"
     epochs = f"{summary['epochs']:.2f}".removesuffix(".00")
-    sentences = [f"Trained for {epochs} {'epoch' if epochs == '1' else 'epochs'} on {seen}: {summary['learned']}."]
+    sentences = [
+        f"Trained for {epochs} {'epoch' if epochs == '1' else 'epochs'} on {seen}. Training used {summary['learned']}."
+    ]
     sentences += _describe_changed_rows(rows, config)
     if config.packing:
         sentences.append(

@@ -568,7 +568,8 @@ def _move_to_output(weights: Path, output: Path) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:  # another file system
                 raise
-            shutil.move(path, output / path.name)
+            shutil.copy2(path, output / path.name)
+            path.unlink(missing_ok=True)
 
 
 def _add_tokenizer(tokenizer: PreTrainedTokenizerBase, base: LocalBaseModel, output: Path) -> None:

@@ -94,7 +94,9 @@ class CaptureSettings(_Settings):
     queue_rows: int = Field(
         1000, ge=1, le=100_000, description="Maximum number of queued rows; further rows are dropped."
     )
-    queue_mib: int = Field(64, ge=1, le=4096, description="Maximum total size of queued requests.")
+    queue_mib: int = Field(
+        64, ge=1, le=4096, description="Maximum size of queued requests in MiB; further requests are not captured."
+    )
 
     @property
     def location(self) -> str:

@@ -35,7 +35,7 @@ app.add_typer(data_app, name="data")
 # `readable=False`: the loader reports unreadable files, with a hint.
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("-c", "--config", readable=False, help="customization.yaml. Default: the demo's configuration."),
+    typer.Option("-c", "--config", readable=False, help="customization.yaml. Default: the built-in defaults."),
 ]
 ConfigsOption = Annotated[
     list[Path],
@@ -43,8 +43,8 @@ ConfigsOption = Annotated[
         "-c",
         "--config",
         readable=False,
-        help="customization.yaml. Default: the demo's configuration. Repeatable: one run per file. Each run tunes the "
-        "model of the previous run unless its file sets fine_tuning.base_model.",
+        help="customization.yaml. Default: the demo's data and, with `tuneline run`, its settings. Repeatable: one run "
+        "per file. Each run tunes the model of the previous run unless its file sets fine_tuning.base_model.",
     ),
 ]
 SetOption = Annotated[

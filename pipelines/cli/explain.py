@@ -59,7 +59,8 @@ MessagesOption = Annotated[
     typer.Option("--messages", help="JSON file with a conversation that ends with a user turn.", readable=False),
 ]
 AnswerOption = Annotated[
-    str | None, typer.Option("--answer", help="Answer to explain. Default: the model's greedy answer.")
+    str | None,
+    typer.Option("--answer", help="Answer to explain. Default: the captured answer, or the model's greedy answer."),
 ]
 FromTrafficOption = Annotated[
     str, typer.Option("--from-traffic", metavar="ID", help="Explain the captured answer with this ID.")

@@ -79,7 +79,7 @@ def gc(
     no_registry: Annotated[
         bool,
         typer.Option(
-            "--no-registry", help="Accept an empty model registry. Asserts that no registry references this store."
+            "--no-registry", help="Accept an empty model registry. Use it only if no registry references this store."
         ),
     ] = False,
     no_repository: NoRepositoryOption = False,

@@ -186,8 +186,8 @@ def init(
     customization, platform = write_templates(folder, preset)
     sources = [entry.path for entry in load_customization(customization, resolve_paths=False).data_curation.sources]
     for name in sources if preset else []:
-        if not Path(name).suffix:  # a folder of documents
-            (folder / name).mkdir(exist_ok=True)
+        if not Path(name).suffix and not (folder / name).exists():  # a folder of documents
+            (folder / name).mkdir()
     data = [f"put your data in {' and '.join(str(folder / path) for path in sources)}, or change the sources"]
     lines = [
         f"wrote {customization}; {'' if preset else 'replace the demo in data_curation.sources with your data, then '}run it with: "

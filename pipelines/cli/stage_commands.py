@@ -54,7 +54,7 @@ def curate(
         typer.Option("--preview", help="Show the first rows of each source as curation reads them, and write nothing."),
     ] = False,
     preview_rows: Annotated[
-        int, typer.Option("--rows", min=1, help="Number of records per source in the preview.")
+        int, typer.Option("--rows", min=1, help="Maximum number of rows per source in the preview.")
     ] = 3,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006

@@ -126,7 +126,7 @@ class Volume(StrictModel):
     mount: str = Field(
         "/data",
         pattern=MOUNT_PATH_PATTERN,
-        description="Mount path in the pods. Sources and base models use this path.",
+        description="Mount path in the pods. Paths of sources and base models on this volume begin with this path.",
     )
     folder: str = Field(
         "tuneline",

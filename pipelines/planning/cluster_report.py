@@ -134,7 +134,7 @@ def render_main_sections(result: Json) -> dict[str, str]:
         "Utilization": html_report.plot_bars(
             shares,
             x="percent",
-            caption="Share of the GPUs that are allocated, and of the storage bandwidth that is used.",
+            caption="Allocated share of the GPUs, and used share of the storage bandwidth.",
         ),
         "Memory": html_report.plot_stacked_bars(
             {item["model"]: item["memory"] for item in models},

@@ -918,8 +918,8 @@ def _format_shares(shares: Sequence[Json]) -> list[str]:
     """Return a line for each of the largest sources."""
     largest = sorted(shares, key=lambda share: -share["tokens"])[:MAX_SHOWN_SOURCES]
     lines = [
-        f"{share['source']}: {format_count(share['examples'], 'example')}, each seen {share['repetitions']:.2f} times on average, {share['tokens']:,} tokens "
-        f"({share['token_share']:.1%})"
+        f"{share['source']}: {format_count(share['examples'], 'example')}, {'' if share['examples'] == 1 else 'each '}"
+        f"seen {share['repetitions']:.2f} times on average, {share['tokens']:,} tokens ({share['token_share']:.1%})"
         for share in largest
     ]
     if rest := len(shares) - len(largest):

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from components.common.artifacts import artifact_folder
+from components.common.models import model_loading
 from components.common.models.accelerators import PRECISIONS, Accelerator, load_accelerators
 from components.common.runtime.counts import format_count
 from components.common.runtime.errors import UsageError
@@ -200,6 +201,8 @@ def count_dataset_tokens(dataset: Path, base_model: str, length: int, reporter: 
         UsageError: the tokens cannot be counted.
     """
     manifest = artifact_folder.read_manifest(dataset)
+    if base_model.startswith("embedded:"):  # the default, which has no tokenizer.json before its conversion
+        model_loading.resolve_base_model(base_model, reporter)
     measured = measure_tokens(
         [dataset / "train.parquet"],
         str(manifest.summary.get("rows_kind", "")),

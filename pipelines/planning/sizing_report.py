@@ -143,7 +143,7 @@ def _list_storage(storage: Json) -> list[list[object]]:
         ["read rate", f"{_format_bytes(storage['read_bytes_per_second'])}/s"],
         ["write rate", f"{_format_bytes(storage['write_bytes_per_second'])}/s"],
         ["checkpoint", f"{_format_bytes(storage['checkpoint_bytes'])} every {storage['checkpoint_minutes']:g} minutes, "
-         f"in {storage['checkpoint_seconds']:g} s"],
+         f"written in {'' if storage['has_write_rate'] else 'at most '}{storage['checkpoint_seconds']:g} s"],
         ["Young/Daly interval", f"{storage['young_daly_minutes']:,g} minutes"],
     ]  # fmt: skip
 
@@ -180,7 +180,7 @@ def _format_cases(values: Mapping[str, float] | None, unit: str) -> str:
     if values is None:
         return "unknown"
     figures = " – ".join(f"{values[case]:,g}" for case in CASES)
-    return f"{figures} {unit}".rstrip() + f" ({' – '.join(CASES)} case)"
+    return f"{figures} {unit}".rstrip() + f" ({' – '.join(CASES)} speed)"
 
 
 def _format_energy(result: Json) -> list[str]:

@@ -177,10 +177,10 @@ def _render_training(training: Record) -> str:
         }
     )
     share = training["rows_seen"] / rows["train"] if rows["train"] else 0.0
-    text = f"Trained on {min(share, 1):.0%} of {format_count(rows['train'], 'row')}: {training['learned']}"
+    text = f"Trained on {min(share, 1):.0%} of {format_count(rows['train'], 'row')}"
     if rows["without_answer"]:
         text += f"; {format_count(rows['without_answer'], 'more row was', 'more rows were')} skipped"
-    text += "."
+    text += f". Training used {training['learned']}."
     if training["resumed_from"]:
         text += f" Training was interrupted and resumed from step {training['resumed_from']:,}."
     plot = ""

@@ -60,16 +60,34 @@ def overwrite_artifact(folder: Path) -> None:
     assert not (folder / "artifact" / "part").exists()
 
 
+def remove_folder(folder: Path) -> None:
+    (folder / "removed" / "nested").mkdir(parents=True, exist_ok=True)
+    (folder / "removed" / "nested" / "file").touch()
+    filesystem.remove_tree(folder / "removed")
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize(
-    "operation", [write_file, lock_folder, lock_workdir, use_private_folder, publish_folder, overwrite_artifact]
+    ("operation", "calls"),
+    [
+        (write_file, {"rename"}),
+        (lock_folder, {"link", "unlink"}),
+        (lock_workdir, {"link", "unlink"}),
+        (use_private_folder, {"mkdir"}),
+        (publish_folder, {"rename"}),
+        (overwrite_artifact, {"unlink", "rmdir"}),
+        (remove_folder, {"unlink", "rmdir"}),
+    ],
 )
-def test_operation_whose_answer_is_lost_succeeds(tmp_path: Path, operation: Callable[[Path], None]) -> None:
+def test_operation_whose_answer_is_lost_succeeds(
+    tmp_path: Path, operation: Callable[[Path], None], calls: set[str]
+) -> None:
     with lose_answers(tmp_path) as lost:
         operation(tmp_path)
-    assert lost
+    assert lost >= calls
 
 
-def test_rename_and_link_report_what_was_not_done(tmp_path: Path) -> None:
+def test_rename_link_and_removal_report_what_was_not_done(tmp_path: Path) -> None:
     first, second, missing = tmp_path / "first", tmp_path / "second", tmp_path / "missing"
     first.write_text("1")
     second.write_text("2")
@@ -79,6 +97,8 @@ def test_rename_and_link_report_what_was_not_done(tmp_path: Path) -> None:
         filesystem.rename(missing, second)
     with pytest.raises(FileNotFoundError):
         filesystem.rename(first, missing / "first")
+    with pytest.raises(NotADirectoryError):
+        filesystem.remove_tree(first)
     assert (first.read_text(), second.read_text()) == ("1", "2")
 
 

@@ -92,7 +92,7 @@ def page_text():
         "email 3 2 replaced by a placeholder",
         "credit card 1 1 row rejected",
         "train 830 92.2%",
-        "longer rows 50.0%",
+        "rows beyond the maximum 50.0%",
         "Tokens are counted in a sample of 4 of 900 rows, with the chat template and tokenizer of my-llama",
         "Orange: longer than the maximum row length of 256 tokens; training truncates these rows or, if fine_tuning.objective is text, splits them.",
         "257–512",

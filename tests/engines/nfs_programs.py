@@ -71,6 +71,15 @@ def move_folder(folder: Path) -> str:
     return "done" if found is None else "found"
 
 
+def remove_folder(folder: Path) -> str:
+    nested = folder / "removed" / "part"
+    nested.mkdir(parents=True, exist_ok=True)
+    for number in range(8):
+        (nested / f"file-{number}").touch()
+    filesystem.remove_tree(folder / "removed")
+    return "kept" if (folder / "removed").exists() else "done"
+
+
 def lock_workdir(folder: Path) -> str:
     with run_folder.lock_workdir(Workdir(folder)):
         return "done"
@@ -297,6 +306,7 @@ PROGRAMS: dict[str, Callable[[Path], str]] = {
         rename_file,
         link_file,
         move_folder,
+        remove_folder,
         lock_workdir,
         publish_artifact,
         verify_artifacts,

@@ -156,7 +156,7 @@ def test_state_of_a_run_is_read_while_another_host_replaces_it(machines: Machine
 
 
 def test_operations_whose_answers_are_lost_in_a_restart_of_the_server_succeed(machines: Machines) -> None:
-    programs = ("rename_file", "link_file", "move_folder", "lock_workdir")
+    programs = ("rename_file", "link_file", "move_folder", "remove_folder", "lock_workdir")
     folders = {program: list_folders(f"lost-{program}") for program in programs}
     with ThreadPoolExecutor(len(programs)) as pool:
         results = [pool.submit(machines.repeat, "b", p, REPLAY_SECONDS, folders[p]) for p in programs]

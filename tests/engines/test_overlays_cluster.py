@@ -396,8 +396,10 @@ def test_overlay_applies_twice_and_its_pods_are_admitted(api_server: Cluster, ap
         api_server.kubectl("-n", namespace, "create", "job", f"try-{name}", f"--from=cronjob/{name}")
         wait_for_pods(api_server, manifest["metadata"], f"job-name=try-{name}")
     served = api_server.kubectl("api-versions").split()  # others need controllers such as the Prometheus operator
-    optional = [m for m in render_with_optional(applied) if m["apiVersion"] in served]
+    base = render_overlay(applied)
+    optional = [m for m in render_with_optional(applied) if m not in base and m["apiVersion"] in served]
     assert {"Ingress", "ConfigMap"} <= {m["kind"] for m in optional}
+    assert "monitoring" in {m["metadata"].get("namespace") for m in optional if m["kind"] == "ConfigMap"}
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": optional})
     options = ("--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts")
     api_server.kubectl("apply", *options, "-f", "-", text=text)

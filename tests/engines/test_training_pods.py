@@ -220,8 +220,8 @@ class Trainings:
         """Train the running job in one of its pods again, and return the outcome."""
         (job,) = (self.volume / name).rglob("job.json")
         path = f"/data/{job.relative_to(self.volume)}"
-        python = ("exec", self.find_node(1, 0), "--", sys.executable, "-P", "-c", SECOND_WRITER, path)
-        outcome: Json = json.loads(self.kubectl(*python).splitlines()[-1])
+        command = (sys.executable, "-P", "-c", SECOND_WRITER, path)
+        outcome: Json = json.loads(self.kubectl("exec", self.find_node(1, 1), "--", *command).splitlines()[-1])
         return outcome
 
     def restart_kubelet(self) -> None:

@@ -181,7 +181,7 @@ def test_next_job_waits_for_pods_whose_job_is_gone(jobs: Jobs) -> None:
     assert min(jobs.read_times("start", 2)) >= max(jobs.read_times("end", 1))
 
 
-# Beside it, only one of the two pods of the training fits.
+# Beside this pod, only one of the two pods of the training fits.
 URGENT_POD = """
 apiVersion: scheduling.k8s.io/v1
 kind: PriorityClass
@@ -223,13 +223,14 @@ def test_job_of_a_removed_pod_is_resumed(jobs: Jobs, removal: str) -> None:
         assert jobs.run("crash") == TRAINED
     causes = {"eviction": "EvictionByEvictionAPI", "preemption": "PreemptionByScheduler"}
     cause = causes.get(removal, "was deleted")
+    # JobSet's reason, if the launcher finds the job failed before it lists the pods
     assert cause in str(jobs.reporter) or "FailJobSetFailurePolicyAction" in str(jobs.reporter)
 
 
 def test_failed_job_ends_although_its_pods_can_no_longer_be_listed(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The job is watched with the rights of the step's account, which loses those on pods."""
+    """The job is watched with the rights of the step's account, which loses its rights on pods."""
     jobs.kubectl("create", "serviceaccount", "tuneline")
     rights = (ROOT / "deploy/components/launcher-trainjob/launcher-rbac.yaml").read_text(encoding="utf-8")
     jobs.kubectl("apply", "-f", "-", text=rights)

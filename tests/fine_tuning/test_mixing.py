@@ -412,7 +412,7 @@ def test_documents_state_the_distinct_examples_and_their_draws(dataset: Artifact
     weights = {"handbook.md": 1.0, "web.jsonl": 0.0}
     model = tune(dataset, tiny, tmp_path, mixing_weights=weights)
     page, card = (model.path / "report.html").read_text(encoding="utf-8"), (model.path / "README.md").read_text()
-    assert "Trained for 2.33 epochs on 6 of 24 examples in 56 draws: the conversations." in page
+    assert "Trained for 2.33 epochs on 6 of 24 examples in 56 draws. Training used the conversations." in page
     assert "24 of 24" not in page
     assert "| examples seen | 6 of 24 examples in 56 draws, 2.33 epochs |" in card
     assert "rows seen" not in page + card

@@ -538,6 +538,8 @@ def test_single_stage_pipeline_describes_its_input_artifacts(stage: str, expecte
     names = {task["taskInfo"]["name"] for task in pipeline["root"]["dag"]["tasks"].values()}
     assert "Plan the stage" in names
     assert len(names) == (3 if stage == "data_curation" else 2)
+    if stage == "data_curation":
+        assert "curated_dataset" in pipeline["root"]["dag"]["tasks"]["data-versioning"]["inputs"]["artifacts"]
 
 
 def test_steps_have_display_names(compiled: dict[str, Any]) -> None:

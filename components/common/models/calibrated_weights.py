@@ -250,7 +250,7 @@ def _run_worker(model: LoadableModel, quantization: str, rows: list[list[int]], 
         )
     if status := done.returncode:
         lines = (work / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        shutil.move(work / "log.txt", kept_log)
+        shutil.copyfile(work / "log.txt", kept_log)
         ended = f"status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
         raise CalibrationError(
             f"llm-compressor failed with {ended}: {lines[-1] if lines else 'no output'}",

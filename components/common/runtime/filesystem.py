@@ -114,7 +114,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with its content, and accept removals that the server has already done; see `rename`.
+    """Remove a folder with its content if it exists, and accept removals that the server has already done; see `rename`.
 
     Raises:
         OSError: a file or folder cannot be removed.

@@ -89,8 +89,11 @@ class HostGroup:
 
     def _receive(self, name: str, rank: int) -> dict[str, Any] | None:
         """Return {"value"} of a host's message, or None if it is missing or incomplete."""
+        path = self.folder / MESSAGES_FOLDER / f"{name}.{rank}"
         try:
-            digest, _, body = read_file(self._fs, self.folder / MESSAGES_FOLDER / f"{name}.{rank}").partition(b"\n")
+            if path.name not in self._fs.names(path.parent):  # see MessageChannel.receive of the storage probe
+                return None
+            digest, _, body = read_file(self._fs, path).partition(b"\n")
         except FileNotFoundError:
             return None
         if hashlib.sha256(body).hexdigest().encode() != digest:
@@ -148,9 +151,11 @@ class HostGroup:
         """Wait until every host has posted one of these messages."""
         deadline, folder = time.monotonic() + seconds, self.folder / MESSAGES_FOLDER
         while True:
+            posted: list[str] = []
             with suppress(FileNotFoundError):
                 self._fs.refresh(folder)
-            found = {rank for rank in range(self.hosts) for name in names if (folder / f"{name}.{rank}").exists()}
+                posted = self._fs.names(folder)
+            found = {rank for rank in range(self.hosts) for name in names if f"{name}.{rank}" in posted}
             if len(found) == self.hosts:
                 return
             if time.monotonic() > deadline:

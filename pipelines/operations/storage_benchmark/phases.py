@@ -110,7 +110,7 @@ def prepare(benchmark: Benchmark) -> None:
     probe = group.folder / f"probe.{group.rank}"
     probe.write_bytes(bytes(4096))
     benchmark.direct = not plan.buffered and all(group.gather(supports_direct_io(str(probe))))
-    probe.unlink()
+    probe.unlink(missing_ok=True)
 
 
 def check_plan(plan: BenchmarkPlan) -> None:

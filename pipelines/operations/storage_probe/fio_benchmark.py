@@ -55,7 +55,7 @@ def run_fio(side: Participant) -> Figures:
             preexec_fn=process_control.die_with_parent,
         )
         for file in folder.glob(f"{shape}.*"):
-            file.unlink()
+            file.unlink(missing_ok=True)
         try:
             output = json.loads(completed.stdout[completed.stdout.index("{") :])
             job, version = {"error": 0, **output["jobs"][0]}, output["fio version"]

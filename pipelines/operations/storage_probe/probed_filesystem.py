@@ -73,7 +73,7 @@ class Filesystem:
         return os.listdir(folder)  # noqa: PTH208 - names as the storage returns them
 
     def refresh(self, folder: Path) -> None:
-        """Modify the folder, so that an NFS client revalidates its cached names with the server."""
+        """Set the folder's modification time to now, by the server's clock. List the folder to see new names."""
         os.utime(folder)
 
     def touch(self, path: Path) -> None:

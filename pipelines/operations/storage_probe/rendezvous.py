@@ -189,7 +189,8 @@ def find_partner(fs: Filesystem, path: Path, pair: str, seconds: float) -> tuple
                     write_durably(fs, messages / f"hello.{own_id}", b"")
                     requested.add(folder)
                 fs.refresh(messages)
-                return folder, json.loads(read_file(fs, messages / f"welcome.{own_id}"))
+                if f"welcome.{own_id}" in fs.names(messages):  # see MessageChannel.receive
+                    return folder, json.loads(read_file(fs, messages / f"welcome.{own_id}"))
             except PermissionError as error:
                 denied = error
             except (OSError, ValueError):  # just removed, not accepted yet, or incomplete
