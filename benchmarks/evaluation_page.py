@@ -127,13 +127,13 @@ def _beside(results: dict[str, Any]) -> str:
         rows.append([task or "**all**", *figures, str(results["best_of"][task]) if task else "", *ratios])
     head = ["", "tuneline s", "CPU s", "lm-eval s", "CPU s", "its batch size", "× speed", "× CPU"]
     all_rounds = ", ".join(
-        f"{a['wall']:.1f} and {b['wall']:.1f}" for a, b in zip(results["ours"], results["theirs"], strict=True)
+        f"{a['wall']:.1f} / {b['wall']:.1f}" for a, b in zip(results["ours"], results["theirs"], strict=True)
     )
     wall, cpu = speed(results), speed(results, "cpu")
     goal = f"Goal: at least {SPEED:g} × the speed of lm-eval at its best batch size: {met(min(wall, cpu) >= SPEED)}"
     told = (
-        f"tuneline runs with `batch_tokens: {results['batch_tokens']}`. The table shows the medians of the rounds, in which tuneline and "
-        f"lm-eval took {all_rounds} s.\n"
+        f"tuneline runs with `batch_tokens: {results['batch_tokens']}`. The table shows the medians of the rounds (tuneline / lm-eval): "
+        f"{all_rounds} s.\n"
     )
     if results["load"] > results["cores"] / 2:
         told += "\nOther programs were using the CPU: compare the CPU seconds, not the elapsed seconds.\n"

@@ -42,7 +42,7 @@ READING = """## Interpretation
 - Expect lower scores on real data than on these few, easy and distinct facts. Published scores of comparable methods on GPT-2 are 0.2 to 0.5
   ([bergson](https://github.com/EleutherAI/bergson)).
 - Shared words need no model, and include the words of the answer. If they score as high as the kernel, the kernel adds nothing.
-- Not measured: GPUs, larger models, full fine-tuning, quantized adapters, datasets with more than {rows} rows.
+- Not measured: GPUs, larger models, full fine-tuning, `qlora`, datasets with more than {rows} rows.
 """
 
 WORDS = """## Words of the prompt

@@ -88,9 +88,7 @@ class CaptureSettings(_Settings):
     consent: Consent = Consent()
     subject: Subject
     group: str = Field("", description="Group that may read the files. Empty: the primary group of the gateway.")
-    max_row_kib: int = Field(
-        256, ge=1, le=4096, description="Maximum size of a captured request; larger requests are not captured."
-    )
+    max_row_kib: int = Field(256, ge=1, le=4096, description="Maximum size of a captured request in KiB.")
     queue_rows: int = Field(
         1000, ge=1, le=100_000, description="Maximum number of queued rows; further rows are dropped."
     )

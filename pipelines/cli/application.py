@@ -78,8 +78,8 @@ PlatformOption = Annotated[
         "-p",
         "--platform",
         readable=False,
-        help="platform.yaml with the launcher of the training job, and with the prices, power and team budgets for the "
-        "cost of a run. Default: the launcher of TUNELINE_LAUNCHER, and no prices.",
+        help="platform.yaml with the launcher of the training job and, except for `finetune`, prices, power and team "
+        "budgets. Default: the launcher settings in TUNELINE_LAUNCHER; no prices or budgets.",
     ),
 ]
 LauncherOption = Annotated[

@@ -260,7 +260,10 @@ class Security(StrictModel):
         description="User ID of the containers; on NFS, the owner of the volume's folder. null: the user set in the image.",
     )
     run_as_group: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="Group ID of the containers. null: the group set in the image."
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="Group ID of the containers. null: the group set in the image, or 0 if run_as_user is set.",
     )
     run_as_non_root: bool | None = Field(
         None,
@@ -387,7 +390,7 @@ class RunSettings(StrictModel):
     service_account: str = Field(
         "",
         pattern=f"^$|{NAME_PATTERN}",
-        description="Service account of the pods, set by `tuneline submit -p`. Empty: the namespace's default.",
+        description="Service account of the pods, applied by `tuneline submit -p`. Empty: pipeline-runner, or default-editor in a profile.",
     )
     timeout_seconds: int = Field(0, ge=0, lt=2**31, description="Seconds after which a run is terminated. 0: no limit.")
     ui: Address = Field(
@@ -398,7 +401,8 @@ class RunSettings(StrictModel):
         None,
         ge=0,
         lt=2**31,
-        description="Seconds after which Kubernetes deletes the pods of a finished run and their logs. null: never.",
+        description="Seconds after which Kubernetes deletes the pods of a finished run and their logs. null, or more than "
+        "the TTL of Kubeflow's persistence agent (by default one day): that TTL.",
     )
 
 

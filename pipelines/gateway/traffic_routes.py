@@ -47,14 +47,12 @@ class AbortLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = True
-    min_requests: int = Field(
-        50, ge=1, description="Minimum number of requests that the target answers before an abort."
-    )
+    min_requests: int = Field(50, ge=1, description="Minimum number of canary requests before an abort.")
     max_slowdown: float = Field(
         2.0, ge=1, le=1e3, description="Maximum ratio of the canary's latency to that of the first target."
     )
     false_abort_rate: float = Field(
-        0.05, gt=0, lt=1, description="Probability of an abort if the targets do not differ."
+        0.05, gt=0, lt=1, description="Maximum probability of an abort if the targets do not differ."
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.artifacts.code_digest import ROOT
+from components.common.runtime import filesystem
 from components.common.runtime.errors import ArtifactDamagedError
 from components.common.workspace import artifact_store, job_folders, liveness
 
@@ -162,6 +163,21 @@ def test_damaged_artifact_is_replaced_by_intact_one(tmp_path: Path) -> None:
     artifact_store.add_artifact(tmp_path, publish_dataset(tmp_path / "draft"))
     assert stored_author(tmp_path, stored.sha256) == "me"
     assert unfinished_entries(tmp_path) == []
+
+
+def test_folder_that_another_host_has_replaced_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name in an NFS client's cache refers to the folder that the other host removes, until it opens the store."""
+    stored = artifact_store.add_artifact(tmp_path, publish_dataset(tmp_path / "draft"))
+    (stored.path / "rows.txt").unlink()
+    replacement = publish_dataset(tmp_path / "draft", by="another").path
+
+    def revalidate(folder: Path) -> None:
+        if folder == tmp_path and replacement.exists():
+            stored.path.rename(tmp_path / "removed")
+            replacement.rename(stored.path)
+
+    monkeypatch.setattr(filesystem, "revalidate", revalidate)
+    assert stored_author(tmp_path, stored.sha256) == "another"
 
 
 def test_failed_build_returns_artifact_of_faster_equal_build(tmp_path: Path) -> None:

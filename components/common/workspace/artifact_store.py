@@ -316,6 +316,7 @@ def _load_from_folder(store: Path, sha256: str, kinds: tuple[str, ...]) -> Artif
             artifact = artifact_folder.read(folder, *kinds)
             break
         except (OSError, TunelineError):  # retry if another job has replaced the artifact during the read
+            filesystem.revalidate(store)  # with default options, an NFS client may have read the replaced folder
             if not _wait_for_artifact(store, sha256) or before == _get_folder_version(folder):
                 raise
     if artifact.sha256 != sha256:

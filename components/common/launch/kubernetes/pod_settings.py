@@ -95,7 +95,10 @@ class PodSettings(StrictModel):
         description="User ID of the containers; on NFS, the folder's owner. null: the user set in the image.",
     )
     run_as_group: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="Group ID of the containers. null: the group set in the image."
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="Group ID of the containers. null: the group set in the image, or 0 if run_as_user is set.",
     )
     capabilities: list[str] = Field(
         [],
