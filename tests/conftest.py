@@ -35,6 +35,7 @@ START_FIRST = (
     "docs/test_commands.py",
     "engines/test_s3_store.py",
     "pipelines/test_pipeline.py",
+    "engines/test_pipeline_pods.py",
     "engines/test_slurm.py",
     "pipelines/test_dry_run.py",
     "pipelines/test_report.py",

@@ -83,9 +83,9 @@ class Rule(BaseModel):
         None,
         pattern=METRIC_PATTERN,
         exclude_if=lambda control: control is None,
-        description="Metric of a control task, as task.metric. The rule fails if items are worse than those of the "
-        "comparison target significantly more often than the control's items are (Fisher's exact test at the rule's "
-        "confidence). Requires max_loss: 0.0 and binary metrics. null: no control.",
+        description="Metric of a control task, as task.metric. The rule fails if the share of worse items is significantly "
+        "higher than in the control task (Fisher's exact test at the rule's confidence). Requires max_loss: 0.0 and binary "
+        "metrics. null: no control.",
     )
 
     @property

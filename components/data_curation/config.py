@@ -215,7 +215,7 @@ class QualityConfig(_Section):
     )
     curly_bracket: bool = Field(
         False,
-        description="C4: drop texts with a curly bracket. Strict: this drops every page that shows code or a formula.",
+        description="C4: drop texts with a curly bracket. Strict: this also drops pages with such brackets in code or formulas.",
     )
     min_punctuated_lines: Share = Field(
         0.12,
@@ -314,7 +314,7 @@ class SemanticDuplicatesConfig(_Section):
         "dropped. With input embeddings, 0.8 finds reworded rows. null: off. "
         "Reject reason: `semantic_duplicate`.",
     )
-    model: str = Field("", description="Model that computes the embeddings. Empty: fine_tuning.base_model.")
+    model: str = Field("", description="Model that computes the embeddings. Empty: data_curation.tokens.base_model.")
     embeddings: Literal["input", "hidden_states"] = Field(
         "input",
         description="input: weighted mean of the model's input embeddings, without a forward pass; word order has no "

@@ -584,7 +584,7 @@ class FineTuningConfig(Section):
     preset: PresetName = Field(
         "balanced",
         exclude_if=lambda preset: preset == "balanced",
-        description="Size of the training run. It determines the settings that are null. "
+        description="Size of the training run, which sets epochs, max_length and early_stopping if they are null. "
         + " ".join(f"{name}: {entry.summary}." for name, entry in PRESETS.items()),
     )
     max_steps: int | None = Field(
@@ -644,8 +644,8 @@ class FineTuningConfig(Section):
         None,
         ge=1,
         description="Rows per process in one forward pass. batch_size must be a multiple of "
-        "micro_batch_size × processes. Fewer rows need less memory. null: as many as fit into memory, at most 8 (on "
-        "a CPU, 2).",
+        "micro_batch_size × processes. Fewer rows need less memory. null: as many as fit into memory, at most 8; at "
+        "most 2 on a CPU, or if a launcher trains on other machines.",
     )
     max_length: int | None = Field(
         None,
@@ -716,7 +716,7 @@ class FineTuningConfig(Section):
     sample_prompts: list[str] = Field(
         [],
         max_length=8,
-        description="Prompts that the model answers at every validation, for the report. Empty: none. Each answer takes "
+        description="Prompts that the model answers at every validation, for the report. Empty: no prompts. Each answer takes "
         "the time of up to `sample_tokens` forward passes.",
     )
     sample_tokens: int = Field(48, ge=1, description="Maximum length, in tokens, of an answer to sample_prompts.")
@@ -737,14 +737,15 @@ class FineTuningConfig(Section):
     )
     attention: Literal["auto", "sdpa", "varlen", "flash_attention_2", "eager"] = Field(
         "auto",
-        description="Attention kernel. auto: on an NVIDIA GPU flash_attention_2 if it is installed, otherwise varlen "
-        "(PyTorch's FlashAttention for rows of different lengths) for objectives without padding; elsewhere PyTorch's "
-        "kernel sdpa. If the model supports none of them, eager.",
+        description="Attention kernel. auto, on an NVIDIA GPU with bfloat16: flash_attention_2 if it is installed, else varlen "
+        "(PyTorch's FlashAttention for rows of different lengths) for objectives without padding. auto, in all other cases or if "
+        "the model does not support these kernels: sdpa (PyTorch's kernel), or else eager.",
     )
     fused_kernels: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Liger's fused layers on NVIDIA GPUs. "
-        "auto: on if liger-kernel is installed and supports the model.",
+        "auto: on if liger-kernel is installed and supports the model, unless compile is true or the objective is reward or "
+        "distill.",
     )
     compile: bool = Field(
         False,

@@ -95,7 +95,7 @@ class TritonPackagingConfig(BaseModel):
         "python backend. fp8: linear layers with 8-bit floating-point weights and inputs, for the vllm backend. "
         "int4-gptq: linear layers with 4-bit weights that GPTQ calibrates on training rows, for the vllm backend; requires "
         "the quantization environment. "
-        "Packaging fails if the loss on the test split rises by more than quantization_margin.",
+        "Packaging fails unless the loss on the test split rises by at most quantization_margin at 95% confidence.",
     )
     quantization_margin: float = Field(
         0.02,
@@ -141,7 +141,9 @@ class TritonPackagingConfig(BaseModel):
         le=10_000_000,
         description="Maximum value of max_tokens in a request.",
     )
-    default_max_tokens: int = Field(256, ge=1, le=10_000_000, description="Default of max_tokens in a request.")
+    default_max_tokens: int = Field(
+        256, ge=1, le=10_000_000, description="Default of max_tokens in a request; no effect with the vllm backend."
+    )
     slots: int = Field(
         16,
         ge=1,
@@ -152,15 +154,15 @@ class TritonPackagingConfig(BaseModel):
         64,
         ge=0,
         le=100_000,
-        description="Maximum number of requests that wait for a slot. Triton rejects further requests with UNAVAILABLE, the "
-        "gateway with 429.",
+        description="Maximum number of requests that wait for a slot. The gateway rejects further requests with 429; with the "
+        "python backend, Triton rejects them with UNAVAILABLE.",
     )
     cache_tokens: int = Field(
         0,
         ge=0,
         le=1_000_000_000,
-        description="Capacity of the shared key-value cache in tokens (prompts and answers). Minimum: one request of "
-        "maximum length. 0: enough for all slots at maximum length, but at most 1 GiB on a CPU, or half of the "
+        description="python backend: capacity of the shared key-value cache in tokens (prompts and answers). Minimum: one "
+        "request of maximum length. 0: enough for all slots at maximum length, but at most 1 GiB on a CPU, or half of the "
         "memory that the weights leave free on a GPU.",
     )
     threads: int = Field(

@@ -43,8 +43,9 @@ ConfigsOption = Annotated[
         "-c",
         "--config",
         readable=False,
-        help="customization.yaml. Default: the demo's data and, with `tuneline run`, its settings. Repeatable: one run "
-        "per file. Each run tunes the model of the previous run unless its file sets fine_tuning.base_model.",
+        help="customization.yaml. Default: the demo's data and, with `tuneline run`, its settings. Repeatable: the "
+        "customizations run in sequence, and each customization tunes the model of the previous customization unless "
+        "its file sets fine_tuning.base_model.",
     ),
 ]
 SetOption = Annotated[

@@ -48,7 +48,8 @@ def models_import(
         str, typer.Option("--by", help="User who accepts the licence. Default: the user of this process.")
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the files, size and licence of the model, and download nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show number of files, size and licence of the model; download nothing."),
     ] = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,

@@ -56,7 +56,7 @@ UnratedOption = Annotated[bool, typer.Option("--unrated", help="Include answers 
 
 traffic_app = typer.Typer(
     no_args_is_help=True,
-    help="List, compact, expire, erase and export captured traffic of the gateway.",
+    help="List, sample, compare, compact, expire, erase and export captured traffic of the gateway, and detect drift.",
 )
 app.add_typer(traffic_app, name="traffic")
 
@@ -107,7 +107,7 @@ def show_status(
 ) -> None:
     """Check the capture file, and show the size and retention of each model's traffic.
 
-    Also list unfinished erasures, and files that other users can read.
+    Also list unfinished erasures, and folders that other users can access.
     """
     from pipelines.capture import retention, traffic_bucket, traffic_files
     from pipelines.capture.settings import load_settings

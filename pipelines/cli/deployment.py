@@ -47,7 +47,7 @@ CanaryAliasOption = Annotated[
     typer.Option(
         "--canary-alias",
         help="Alias of a second version to serve, as the model MODEL-ALIAS. --routes sets which requests this model "
-        "receives. Requires --watch.",
+        "receives. Requires --watch, and cannot be combined with --grpc-url.",
     ),
 ]
 CanaryOption = Annotated[
@@ -59,7 +59,11 @@ CanaryOption = Annotated[
 ]
 ServingFolderOption = Annotated[
     Path | None,
-    typer.Option("--folder", help="Folder of packages and state. Default: serving/NAME in the workdir."),
+    typer.Option(
+        "--folder",
+        help="Folder of packages and state. Default: serving/NAME in the workdir or, with --canary, "
+        "serving/NAME@ALIAS.",
+    ),
 ]
 GrpcUrlOption = Annotated[
     str,
@@ -98,7 +102,8 @@ def deploy(
 ) -> None:
     """Serve the version of an alias after the same checks as `promote`.
 
-    With --watch, follow the alias without losing requests.
+    With --watch, follow the alias. A switch loses no requests, except for vLLM packages with a gpu_memory_utilization
+    above 0.5 (default: 0.9).
 
     Without --grpc-url, start a Triton server behind the OpenAI-compatible gateway and run until Ctrl-C. With --grpc-url, load the version into a running
     server (in explicit model control mode); without --watch, exit when the version is served.

@@ -37,8 +37,8 @@ def doctor(
         Path | None,
         typer.Option(
             "--token-file",
-            help="File with the bearer token of the Kubeflow Pipelines API. Default: KF_PIPELINES_TOKEN, or the pod's "
-            "projected token.",
+            help="File with the bearer token of the Kubeflow Pipelines API. Default: KF_PIPELINES_TOKEN, "
+            "KFP_EXISTING_TOKEN, or the pod's projected token.",
         ),
     ] = None,
     ca_cert: CaCertOption = None,

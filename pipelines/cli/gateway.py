@@ -157,7 +157,7 @@ def create_key(
 ) -> None:
     """Add an API key to a file, and print the key.
 
-    The file stores only the key's digest. The gateway reloads a changed file within two seconds.
+    The file stores the digest of the key, not the key. The gateway reloads a changed file within two seconds.
     """
     from pipelines.gateway import api_keys
 

@@ -91,7 +91,8 @@ def submit(
         Path | None,
         typer.Option(
             "--token-file",
-            help="File with the bearer token. Default: KF_PIPELINES_TOKEN, or the pod's projected token.",
+            help="File with the bearer token. Default: KF_PIPELINES_TOKEN, KFP_EXISTING_TOKEN, or the pod's projected "
+            "token.",
         ),
     ] = None,
     ca_cert: CaCertOption = None,

@@ -43,7 +43,8 @@ def register(
         Path | None,
         typer.Option(
             "--repository",
-            help="Folder of the model's Triton model repository. Omit this option for a refused candidate.",
+            help="Folder of the model's Triton model repository. Omit this option for a refused candidate or a reward "
+            "model.",
         ),
     ] = None,
     name: Annotated[
@@ -99,7 +100,10 @@ def promote(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Move an alias to an intact version that passed its server test and was accepted against the current champion."""
+    """Move an alias to an intact, accepted version that passed its server test.
+
+    For the alias champion, the evaluation must have compared the version with the current champion.
+    """
     if force and not reason.strip():
         raise UsageError("--force requires --reason", hint="Give a reason with --reason; the history records it.")
     customization = load_config(config, sets)
@@ -158,8 +162,8 @@ def audit(
         bool,
         typer.Option(
             "--repair",
-            help="Complete or void interrupted moves, record manual moves, and acknowledge all other findings except "
-            "those about the champion's evidence.",
+            help="Complete or void interrupted moves, record manual moves, write a missing checkpoint, and acknowledge "
+            "all other findings except those about the champion's evidence.",
         ),
     ] = False,
     by: ByOption = "",
@@ -167,7 +171,10 @@ def audit(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the aliases with the history, and verify history and champion. Exit with status 1 on any finding."""
+    """Compare the aliases with the history, and verify history and champion.
+
+    Exit with status 1 if a finding is open.
+    """
     from components.common.runtime.user_name import get_user_name
     from components.model_registry.history_audit import audit as audit_history
 

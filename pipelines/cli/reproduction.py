@@ -48,7 +48,7 @@ def reproduce(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> int:
-    """Reproduce a model version from its recorded data, recipe, seed and package versions, and compare the digests.
+    """Reproduce a model version from its recorded data, recipe and seed, and compare the digests.
 
     Exit with status 0 if the digests are equal, 1 if they differ. --dry-run exits with status 0.
     """

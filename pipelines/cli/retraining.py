@@ -54,7 +54,8 @@ MinFeedbackOption = Annotated[
     typer.Option(
         "--min-feedback",
         min=0,
-        help="Start a retraining after this number of answers with feedback since the last retraining. 0: never.",
+        help="Start a retraining after this number of answers with feedback since the last retraining. "
+        "0: no such trigger.",
     ),
 ]
 EveryDaysOption = Annotated[
@@ -77,7 +78,7 @@ MaxLossOption = Annotated[
         "--max-loss",
         min=0,
         max=0.5,
-        help="Tolerated decrease of the mean score on held-back traffic. Scores range from 0 to 1.",
+        help="Tolerated decrease of the mean score in each comparison with the champion. Scores range from 0 to 1.",
     ),
 ]
 ShadowDaysOption = Annotated[
@@ -118,8 +119,8 @@ def retrain(
 ) -> None:
     """If a trigger fires, train a version on captured traffic and compare it with the champion.
 
-    The triggers are a drift alarm, an amount of feedback and a time. If model_registry.auto_promote is true, a better
-    version is promoted. Run this command regularly: it resumes an interrupted retraining.
+    The triggers are a drift alarm, an amount of feedback and an interval. If model_registry.auto_promote is true, a
+    better version is promoted. Run this command regularly: it resumes an interrupted retraining.
     """
     from components.common.workspace import job_folders
     from pipelines.capture import traffic_export, traffic_files

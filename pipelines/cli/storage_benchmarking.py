@@ -32,7 +32,7 @@ AcceleratorsOption = Annotated[
         min=0,
         max=4096,
         help="Number of accelerators to emulate. If they miss the target utilization, search for the largest "
-        "number that reaches it. 0: none.",
+        "number that reaches the target. 0: skip this phase.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -54,7 +54,11 @@ SizeOption = Annotated[
 ]
 FioOption = Annotated[
     bool,
-    typer.Option("--fio", help="Also measure the utilization with fio, for comparison.", rich_help_panel=TRAINING),
+    typer.Option(
+        "--fio",
+        help="Also measure the utilization with fio, for comparison. Requires --accelerators.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 CheckpointOption = Annotated[
     str,
@@ -102,7 +106,7 @@ RequirementOption = Annotated[
     typer.Option(
         "--requirement",
         readable=False,
-        help="Output of `tuneline size --json` with the required rates.",
+        help="Output of `tuneline size --json`, without --demand, with the required rates.",
         rich_help_panel=VERDICT,
     ),
 ]

@@ -122,7 +122,8 @@ MinSupportOption = Annotated[
         "--min-support",
         min=0,
         max=1,
-        help="Minimum share of an answer's words that occur in the passage or the question.",
+        help="Minimum share of an answer's content words that occur in the passage or the question. Ignored with "
+        "answer@1.",
         rich_help_panel=ROWS,
     ),
 ]
@@ -212,7 +213,11 @@ OutputPriceOption = Annotated[
 ]
 DryRunOption = Annotated[
     bool,
-    typer.Option("--dry-run", help="Estimate requests, tokens and cost, and send no requests.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--dry-run",
+        help="Estimate requests, tokens and cost; request no answers, except with --probe.",
+        rich_help_panel=LIMITS,
+    ),
 ]
 ProbeOption = Annotated[
     int,

@@ -57,7 +57,7 @@ ReferenceDaysOption = Annotated[
     ),
 ]
 AnsweringModelOption = Annotated[
-    str, typer.Option("--model", help="Model that answered. Required if several models were captured.")
+    str, typer.Option("--model", help="Model that answered. Required if traffic of several models was captured.")
 ]
 WindowOption = Annotated[str, typer.Option("--window", help="Size of a window: a number of prompts, day or week.")]
 EmbeddingModelOption = Annotated[

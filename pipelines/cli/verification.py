@@ -87,7 +87,9 @@ def verify(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify signatures, attestations, evaluation, promotion and history of a version. Exit with status 1 if any fails.
+    """Verify signatures, attestations, evaluation, promotion and history of a version.
+
+    Exit with status 1 if a check fails.
 
     A bundle contains no weights: the files of an artifact are hashed only if the workdir's store contains the artifact.
     """

@@ -93,7 +93,9 @@ class Images(StrictModel):
         description="Image of evaluation, registration and the remaining steps.",
     )
     serving: str = Field(
-        container_images.SERVING_IMAGE, min_length=1, description="Image of packaging; contains Triton."
+        container_images.SERVING_IMAGE,
+        min_length=1,
+        description="Image of packaging and, in the promotion pipeline, of promotion and deployment; contains Triton.",
     )
     pull_secrets: list[str] = Field([], description="Names of the image pull secrets.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
@@ -145,7 +147,7 @@ class MountedFiles(StrictModel):
 
     name: str = Field(
         pattern=VOLUME_NAME_PATTERN,
-        description="Name of the secret or config map: letters, digits and -, because the volume gets this name.",
+        description="Name of the secret or config map: lowercase letters, digits and -, because the volume gets this name.",
     )
     mount: str = Field(pattern=MOUNT_PATH_PATTERN, description="Mount path. The folder contains one file per key.")
 
@@ -288,7 +290,8 @@ class Scheduling(StrictModel):
     )
     priority: str = Field(
         "",
-        description="WorkloadPriorityClass of Kueue (label kueue.x-k8s.io/priority-class). Empty: the queue's default.",
+        description="WorkloadPriorityClass of Kueue (label kueue.x-k8s.io/priority-class). "
+        "Empty: Kueue uses the priority of the pods, by default 0.",
     )
     labels: dict[str, str] = Field({}, description="Additional labels of the pods, for example {team: search}.")
     annotations: dict[str, str] = Field(
@@ -415,7 +418,8 @@ class Notification(StrictModel):
     events: list[RunEvent] = Field(
         ["accepted", "refused", "unchanged", "promoted", "failed"],
         min_length=1,
-        description="Ends of a run that are notified: the verdict on the candidate, the promotion of a version, or a failure.",
+        description="Events that trigger a notification: the verdict on the candidate (accepted, refused or unchanged), the "
+        "promotion of a version, or a failure.",
     )
 
     @property

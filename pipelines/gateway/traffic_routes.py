@@ -37,7 +37,7 @@ class Shadow(BaseModel):
     model: ModelName = Field(description="Name of the model in Triton.")
     share: float = Field(0.1, gt=0, le=1, description="Share of answered requests that are copied.")
     max_running: int = Field(
-        4, ge=1, description="Maximum number of requests in progress; above it, copies are dropped."
+        4, ge=1, description="Maximum number of client requests in progress; above it, copies are dropped."
     )
 
 

@@ -53,7 +53,10 @@ class Power(BaseModel):
         description="Design power of a GPU in watts. null: the value in the accelerator table of `tuneline size`.",
     )
     cpu_core_watts: Amount | None = Field(
-        None, gt=0, description="Power of one busy CPU core in watts. null: CPUs count as 20% of the GPUs' power."
+        None,
+        gt=0,
+        description="Power of one busy CPU core in watts. null: estimated energy is 1.2 × that of the GPUs, and measured "
+        "energy excludes CPUs.",
     )
 
 

@@ -16,7 +16,7 @@ class NamesConfig(BaseModel):
 
     model: str = Field(
         "",
-        description="Absolute path of the local folder of a spaCy model. With the search for names, curation "
+        description="Local folder of a spaCy model. With the search for names, curation "
         "processes about 20 rows per CPU-second instead of thousands. Empty: no search for names.",
     )
     language: str = Field("en", min_length=2, description="Two-letter code of the model's language.")

@@ -33,8 +33,8 @@ class PodSettings(StrictModel):
     image: str = Field("", description="Image of the pods. Empty: images.training.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None,
-        description="Image pull policy of a RayJob; a TrainJob uses the policy of its runtime. null: the default of "
-        "Kubernetes.",
+        description="Image pull policy of a RayJob; a TrainJob uses the policy of its runtime. null: "
+        "images.pull_policy, or the default of Kubernetes.",
     )
     pull_secrets: list[str] = Field([], description="Names of the image pull secrets. Empty: images.pull_secrets.")
     accelerator: str = Field(
@@ -54,7 +54,8 @@ class PodSettings(StrictModel):
     claim: str = Field(
         "",
         pattern=NAME_PATTERN,
-        description="PersistentVolumeClaim that the step and the pods share. Empty: volume.claim.",
+        description="PersistentVolumeClaim that the step and the pods share. Empty: volume.claim, with volume.mount and "
+        "volume.sub_path instead of `mount` and `sub_path`.",
     )
     mount: str = Field(
         "/data", pattern=MOUNT_PATH_PATTERN, description="Mount path of the claim, the same as in the step."
@@ -67,38 +68,52 @@ class PodSettings(StrictModel):
         description="Additional volumes, for example of the base models, at the same mount paths as in the step. "
         "Empty: the platform's `claims`.",
     )
-    queue: str = Field("", description="LocalQueue of Kueue (label kueue.x-k8s.io/queue-name). Empty: no queue.")
+    queue: str = Field(
+        "",
+        description="LocalQueue of Kueue (label kueue.x-k8s.io/queue-name). Empty: the queue of the step's pod, or no queue.",
+    )
     priority: str = Field(
         "",
-        description="WorkloadPriorityClass of Kueue (label kueue.x-k8s.io/priority-class). Empty: the queue's default.",
+        description="WorkloadPriorityClass of Kueue (label kueue.x-k8s.io/priority-class). Empty: the class of the step's pod. "
+        "Without a class, Kueue uses the priority of the pods, by default 0.",
     )
     service_account: str = Field(
         "",
         pattern=NAME_PATTERN,
         description="Service account of the pods. Empty: the default of the runtime or the namespace.",
     )
-    node_selector: dict[str, str] = Field({}, description="Required labels of the nodes, for example {pool: gpu}.")
-    tolerations: list[Toleration] = Field(
-        [], description="Tolerations of node taints, for example [{key: nvidia.com/gpu, operator: Exists}]."
+    node_selector: dict[str, str] = Field(
+        {}, description="Required labels of the nodes, for example {pool: gpu}. Empty: those of the step's pod."
     )
-    node_affinity: list[NodeAffinity] = Field([], description="Conditions on the labels of nodes.")
-    labels: dict[str, str] = Field({}, description="Labels of the job and its pods, for example {team: search}.")
+    tolerations: list[Toleration] = Field(
+        [],
+        description="Tolerations of node taints, for example [{key: nvidia.com/gpu, operator: Exists}]. Empty: those of "
+        "the step's pod.",
+    )
+    node_affinity: list[NodeAffinity] = Field(
+        [], description="Conditions on the labels of nodes. Empty: those of the step's pod."
+    )
+    labels: dict[str, str] = Field(
+        {}, description="Labels of the job and its pods, for example {team: search}. Empty: those of the step's pod."
+    )
     annotations: dict[str, str] = Field(
         {},
         description="Annotations of the pods, for example {k8s.v1.cni.cncf.io/networks: rdma} for a second network "
-        "through Multus.",
+        "through Multus. Empty: those of the step's pod.",
     )
     run_as_user: int | None = Field(
         None,
         ge=1,
         le=2**31 - 1,
-        description="User ID of the containers; on NFS, the folder's owner. null: the user set in the image.",
+        description="User ID of the containers; on NFS, the folder's owner. null: security.run_as_user, or the user set in "
+        "the image.",
     )
     run_as_group: int | None = Field(
         None,
         ge=0,
         le=2**31 - 1,
-        description="Group ID of the containers. null: the group set in the image, or 0 if run_as_user is set.",
+        description="Group ID of the containers. null: security.run_as_group. If both are null: the group set in the image, "
+        "or 0 if run_as_user is set.",
     )
     capabilities: list[str] = Field(
         [],
@@ -108,7 +123,8 @@ class PodSettings(StrictModel):
     save_seconds: int = Field(
         180,
         ge=10,
-        description="Grace period in seconds for training to save a checkpoint after a pod is evicted or the job is stopped.",
+        description="Grace period in seconds for training to save a checkpoint after a pod is evicted or the job is stopped. "
+        "A TrainJob with a queue uses the grace period of its runtime.",
     )
     deadline_seconds: int = Field(
         0, ge=0, description="Time limit of a job in seconds, after which a new job resumes training. 0: no limit."
