@@ -36,7 +36,7 @@ of the input embedding, L the number of layers, d the size of the queries, and T
 {peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
 """
 
-CHANGES = """## Changes made after these measurements
+CHANGES = """## Changes during and after measurement
 
 - **Decoding** replays CUDA graphs: before, 16 clients received 500 tokens/s, and the GPU was in use for 39% of the time. The graphs
   end with the logits, so each request keeps its own sampler. Requests with equal settings are sampled together.

@@ -140,7 +140,7 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
     sets_note = (
         "A row that overlaps with an item is rejected. The row's detail in "
         "rejected.parquet identifies the item. An item is unsearchable if its question is too short, is a common phrase, "
-        "or contains only numbers and single letters."
+        "or contains only numbers and single letters. The other texts of such an item are still compared."
     )
     kinds_note = "Counts cover all rows, including rejected rows. The report omits the detected values."
     sets_table = render_table(["evaluation set", "rejected rows", "items", "unsearchable items"], sets)
@@ -188,7 +188,8 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     longer = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
     length = f"than the maximum row length of {tokens.max_length:,} tokens"
     legend = (
-        f"Orange: longer {length}; training truncates these rows or, if fine_tuning.objective is text, splits them."
+        f"Orange: longer {length}. Training truncates these rows; the objective text splits them, and grpo, rloo and "
+        "distill limit only the prompt."
         if longer
         else f"No row is longer {length}."
     )

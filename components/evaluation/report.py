@@ -107,9 +107,9 @@ def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
             ]
         )
     note = (
-        "Lower bound: it allows for large losses of unseen items, so it can be below the confidence interval. "
-        "Detectable: the smallest gain, share of harmed or worse items, or loss in a slice that these items can show. "
-        f"The rule detects this loss in a slice with {DETECTION_POWER:.0%} probability."
+        "The lower bound allows for large losses of unseen items, so it can be below the confidence interval. "
+        "Detectable: the smallest gain, limit on harmed items, share of worse items, or loss in a slice that these "
+        f"items can show. A rule over slices detects this loss with {DETECTION_POWER:.0%} probability."
     )
     return html_report.render_table(head, rows) + html_report.render_paragraph(note)
 

@@ -30,14 +30,14 @@ def render(
         quantized: comparison with the unquantized model; None without quantization.
     """
     section = html_report.render_paragraph(
-        f"Not proven: {unproven}. Promotion of an unproven package requires --force.", "bad"
+        f"Not proven: {unproven}. Promotion of an unproven package requires --force and --reason.", "bad"
     )
     answers = ""
     if proof:
         text = (
-            "A Triton server loaded this package. The package's greedy answers match the answers that transformers "
-            "generated before packaging. The comparison covers complete and streamed answers, with one client and with "
-            "eight concurrent clients."
+            "A Triton server loaded this package. The package's greedy answers match the answers of transformers with the "
+            f"{'same quantized weights' if quantized else 'unpackaged model'}. The comparison covers complete and streamed "
+            "answers, with one client and with eight concurrent clients."
         )
         figures = {
             "Triton": proof.server_version,

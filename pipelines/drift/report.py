@@ -176,9 +176,9 @@ def _render_examples(clusters: Sequence[Cluster], far_share: float) -> str:
 def _render_method(result: Mapping[str, Any]) -> str:
     return html_report.render_paragraph(
         f"Each window is compared with the reference and all earlier windows by a permutation test on whitened principal "
-        f"components of the {result['embeddings']} embeddings. The e-value combines the evidence of all windows. Without drift, and if "
-        f"prompts of the same window are no more alike than prompts of different windows, the probability that the "
-        f"e-value ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. "
-        f"The combined statistic of reference windows is {result['inflation']:.2f} times as large as that of random windows; "
-        "tuneline divides the combined statistic of each window by this factor."
+        f"components of the {result['embeddings']} embeddings. The e-value combines the evidence of all windows. Without drift, the "
+        f"probability that the e-value ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. This bound requires "
+        "that prompts of the same window are no more alike than prompts of different windows. "
+        f"tuneline divides the combined statistic of each window by {result['inflation']:.2f}, the mean ratio of this "
+        "statistic in reference windows and in random windows. The factor is at least 1, and 1 without reference windows."
     )

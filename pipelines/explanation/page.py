@@ -16,7 +16,7 @@ WORDS_SHOW = (
     "Orange: the answer is more likely without it."
 )
 WORDS_LIMITS = (
-    "Limits: redundant {unit}s each score low. The scores do not show {unit}s that act only together, or the effect of the "
+    "Limits: redundant {unit}s each score low. The scores do not show interactions between {unit}s, or the effect of the "
     "system prompt and the template. Removing a {unit} may make the prompt ungrammatical; the model has rarely seen such prompts."
 )
 DELETION = (
@@ -113,8 +113,8 @@ def _render_effects(explanation: Explanation) -> str:
     head = (
         "ranking",
         f"share of the {explanation.unit}s",
-        f"loss without the top {explanation.unit}s",
-        f"loss with only the top {explanation.unit}s",
+        f"decrease without the top {explanation.unit}s",
+        f"decrease with only the top {explanation.unit}s",
     )
     note = "± is the standard error over the random rankings."
     return (

@@ -20,7 +20,7 @@ def format_cluster(result: Json) -> list[str]:
     """Return the result as lines: demand, cluster, waiting times, the bound, and the bill of materials."""
     weekly, wait, shares = result["customizations_per_week"], result["wait_hours"], result["utilization"]
     capacity, binds = weekly["capacity"], result["binds"]
-    who = format_count(result["teams"], "team") if result["teams"] else "enough teams"
+    who = format_count(result["teams"], "team") if result["teams"] else "enough teams to use every GPU"
     lines = [
         f"{'demand' if not n else '':<10}{item['per_month']} × {item['model']} per month: {format_count(item['gpus'], 'GPU')} for "
         f"{_format_cases(item['hours'])} hours each"
@@ -34,7 +34,7 @@ def format_cluster(result: Json) -> list[str]:
         f"wait      for GPUs: mean {wait['mean']:g}, P50 {wait['p50']:g}, P90 {wait['p90']:g}, P99 "
         f"{wait['p99']:g} hours",
         f"use       {shares['gpus']:.1%} of the GPUs, {shares['read']:.1%} of the read rate, {shares['write']:.1%} of the "
-        f"write rate; GPUs spend {result['transfer_share']:.1%} of their time waiting for storage",
+        f"write rate; allocated GPUs spend {result['transfer_share']:.1%} of their time waiting for storage",
         f"bound     at capacity by {binds['bound']}: {binds['reason']}",
     ]
     for n, gain in enumerate(result["gains"]):
@@ -83,7 +83,7 @@ def render_report(request: ClusterRequest, result: Json) -> str:
             "Waiting time": plot
             if any(size["p90"] for size in measured)
             else html_report.render_paragraph(
-                "At each of these node counts, at least 90% of customizations start without waiting for GPUs."
+                f"With {counts[0]} to {counts[-1]} nodes, at least 90% of customizations do not wait for GPUs."
             ),
             "Capacity": html_report.plot_lines(
                 weekly, x="nodes", y="customizations per week", caption="Customizations per week: demand and capacity."

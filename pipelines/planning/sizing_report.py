@@ -122,7 +122,9 @@ def _list_materials(result: Json) -> list[list[object]]:
          f"checkpoints take {storage['stall_share']:.1%} of the time"],
     ]  # fmt: skip
     if serving:
-        rows.append([f"GPUs for serving, {result['gpu']}", f"{serving['gpus']:,}", f"bound by {serving['binds']}"])
+        rows.append(
+            [f"GPUs per serving replica, {result['gpu']}", f"{serving['gpus']:,}", f"bound by {serving['binds']}"]
+        )
     return rows
 
 

@@ -25,20 +25,21 @@ ARTIFACT_TITLES = {
     "base_model": "base model",
     "dataset": "dataset",
     "raw": "raw file",
-    "incumbent": "previous champion",
+    "incumbent": "incumbent",
     "gguf": "weights",
 }
 ANSWER_TITLES = {
     "reference": "reference",
     "base_answer": "base",
     "candidate_answer": "candidate",
-    "incumbent_answer": "champion",
+    "incumbent_answer": "incumbent",
 }
 MAX_SHOWN_SOURCES = 10
 NO_ANSWERS = (
     "No answers were generated. For the task held_out, evaluation.generations sets the number of test rows to answer."
 )
 NO_QUESTIONS = "No answers were generated, because rows of plain text contain no questions."
+NO_GENERATION = "No answers were generated, because a reward model only scores answers."
 
 
 def render_report(record: Record) -> str:
@@ -118,7 +119,8 @@ def _render_verdict(record: Record) -> str:
 
 def _render_answers(answers: Sequence[Record], objective: str) -> str:
     if not answers:
-        return html_report.render_paragraph(NO_QUESTIONS if objective == "text" else NO_ANSWERS, "soft")
+        reason = {"text": NO_QUESTIONS, "reward": NO_GENERATION}.get(objective, NO_ANSWERS)
+        return html_report.render_paragraph(reason, "soft")
     cards = []
     for answer in answers:
         texts = {title: answer[key] for key, title in ANSWER_TITLES.items() if key in answer}
@@ -224,7 +226,9 @@ def _render_package(package: Record | None, verdict: str, kind: str) -> str:
     proof = package["proof"]
     if proof is None:
         reason = package["unproven_because"]
-        return html_report.render_paragraph(f"Not proven: {reason}. Promotion of this package requires --force.", "bad")
+        return html_report.render_paragraph(
+            f"Not proven: {reason}. Promotion of this package requires --force and --reason.", "bad"
+        )
     tiles = html_report.render_tiles(
         {
             "Triton": proof["server_version"],
@@ -234,9 +238,10 @@ def _render_package(package: Record | None, verdict: str, kind: str) -> str:
             **_describe_quantization(package),
         }
     )
+    reference = "same quantized weights" if package.get("quantization") else "unpackaged model"
     text = (
         "A Triton server loaded the package. Over gRPC, its complete and streamed answers to the golden prompts match "
-        "the answers of the unpackaged model."
+        f"the answers of transformers with the {reference}."
     )
     answers = [[answer["prompt"], answer["text"], answer["match"]] for answer in package["answers"]]
     return (

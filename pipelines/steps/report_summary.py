@@ -61,9 +61,11 @@ def _compare_with_base(evaluation: Record) -> str:
 def _list_unmeasured(record: Record) -> list[str]:
     rules, missing = record["evaluation"]["rules"], []
     skipped = [rule for rule in rules if describe_outcome(rule) == "not applicable"]
-    if any(rule["against"] == "incumbent" for rule in skipped):
+    metrics = record["evaluation"]["metrics"].values()
+    has_incumbent = any(values.get("incumbent") is not None for by_metric in metrics for values in by_metric.values())
+    if not has_incumbent and any(rule["against"] == "incumbent" for rule in skipped):
         missing.append("the difference from an earlier version, because no incumbent exists")
-    if any(rule["against"] != "incumbent" for rule in skipped):
+    if any(has_incumbent or rule["against"] != "incumbent" for rule in skipped):
         missing.append("some slices of the test rows, because they have too few items")
     if not any(rule["metric"].startswith(SUITE_PREFIX) for rule in rules):
         is_reward_model = record["kind"] == REWARD_MODEL
@@ -85,14 +87,15 @@ def list_warnings(record: Record) -> list[str]:
     training, data, package = record["training"], record["data"], record["package"]
     rows, warnings = training["rows"], []
     if any(not rule["holds"] for rule in record["evaluation"]["rules"]):
-        warnings.append("The gate refused the candidate. The Verdict section lists the failed rules.")
+        warnings.append("At least one rule of the gate failed. The Verdict section lists the failed rules.")
     if package and package["proof"] is None:
-        warnings.append(f"The package is not proven: {package['unproven_because']}. Its promotion requires --force.")
+        reason = package["unproven_because"]
+        warnings.append(f"The package is not proven: {reason}. Its promotion requires --force and --reason.")
     if training["rows_seen"] < rows["train"]:
         share = f"{training['rows_seen'] / rows['train']:.0%}"
         warnings.append(
-            f"Training used {share} of the rows. To train on all rows, set fine_tuning.max_steps to null and epochs to at "
-            "least 1."
+            f"Training used {share} of the rows. Unless training stopped early, set fine_tuning.max_steps to null and "
+            "fine_tuning.epochs to at least 1 to train on all rows."
         )
     before, after = training.get("validation_loss_before"), training["validation_loss"]
     if before is not None and after is not None and after > before:
@@ -111,5 +114,8 @@ def list_warnings(record: Record) -> list[str]:
         warnings.append(f"{records} quarantined. The dataset's quarantine.jsonl lists the reasons.")
     unsearchable = [name for name, counts in data["evaluation_sets"].items() if counts["unsearchable"]]
     if unsearchable:
-        warnings.append(f"Decontamination cannot search the training data for some items of {', '.join(unsearchable)}.")
+        warnings.append(
+            "Decontamination cannot search the training data for the questions of some items of "
+            f"{', '.join(unsearchable)}."
+        )
     return warnings

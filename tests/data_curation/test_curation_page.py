@@ -94,7 +94,8 @@ def page_text():
         "train 830 92.2%",
         "rows beyond the maximum 50.0%",
         "Tokens are counted in a sample of 4 of 900 rows, with the chat template and tokenizer of my-llama",
-        "Orange: longer than the maximum row length of 256 tokens; training truncates these rows or, if fine_tuning.objective is text, splits them.",
+        "Orange: longer than the maximum row length of 256 tokens. Training truncates these rows; the objective text splits them, "
+        "and grpo, rloo and distill limit only the prompt.",
         "257–512",
         "undetermined",
         "A sample of 3 of 4 kept rows. ISO 639 codes",

@@ -83,14 +83,15 @@ def test_warnings_state_what_limits_the_result() -> None:
     limited["package"] = {"proof": None, "unproven_because": "glibc is older than 2.35"}
     limited["data"] = {"rows": {"quarantined": 3}, "evaluation_sets": {"arc.jsonl": {"unsearchable": 1}}}
     assert report_summary.list_warnings(limited) == [
-        "The gate refused the candidate. The Verdict section lists the failed rules.",
-        "The package is not proven: glibc is older than 2.35. Its promotion requires --force.",
-        "Training used 50% of the rows. To train on all rows, set fine_tuning.max_steps to null and epochs to at least 1.",
+        "At least one rule of the gate failed. The Verdict section lists the failed rules.",
+        "The package is not proven: glibc is older than 2.35. Its promotion requires --force and --reason.",
+        "Training used 50% of the rows. Unless training stopped early, set fine_tuning.max_steps to null and "
+        "fine_tuning.epochs to at least 1 to train on all rows.",
         "The validation loss rose from 3 to 4 during training.",
         "7 training rows were truncated to the maximum length.",
         "2 rows were skipped. The training report states the reason.",
         "3 records were quarantined. The dataset's quarantine.jsonl lists the reasons.",
-        "Decontamination cannot search the training data for some items of arc.jsonl.",
+        "Decontamination cannot search the training data for the questions of some items of arc.jsonl.",
     ]
 
 

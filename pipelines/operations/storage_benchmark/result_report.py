@@ -49,7 +49,7 @@ def format_benchmark(result: Json) -> list[str]:
     if training := result["training"]:
         workload = result["workload"]
         lines.append(f"workload     {workload['name']}: {workload['source']}")
-        lines.append(f"dataset      {format_bytes(workload['dataset_bytes'])}, {training['cache']} reads")
+        lines.append(f"dataset      {format_bytes(workload['dataset_bytes'])}, cache mode {training['cache']}")
         if workload["ignored"]:
             lines.append(f"ignored      {', '.join(workload['ignored'])}")
         lines += [
