@@ -202,7 +202,7 @@ def test_report_has_plots_and_text_the_bill(tmp_path: Path, monkeypatch: pytest.
     page = (tmp_path / "cluster.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 3  # utilization, memory and capacity; nobody waits
     assert all(f"<h2>{heading}</h2>" in page for heading in ("Bill of materials", "Waiting time", "Gains", "Formulas"))
-    assert "start without waiting for GPUs" in page
+    assert "do not wait for GPUs" in page
     assert "materials nodes with 8 × h200: 1; training llama-3.1-70b needs 2 GPUs" in text
 
 
