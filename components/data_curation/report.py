@@ -188,8 +188,8 @@ def _render_tokens(tokens: TokenStatistics) -> str:
     longer = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
     length = f"than the maximum row length of {tokens.max_length:,} tokens"
     legend = (
-        f"Orange: longer {length}. Training truncates these rows; the objective text splits them, and grpo, rloo and "
-        "distill limit only the prompt."
+        f"Orange: longer {length}. Training truncates these rows. Exceptions: the objective text splits them; grpo, "
+        "rloo and distill leave out rows whose prompt is longer."
         if longer
         else f"No row is longer {length}."
     )

@@ -171,7 +171,7 @@ class TritonPackagingConfig(BaseModel):
     prove: bool = Field(
         True,
         description="Load the package in a real Triton server and compare its answers with those of transformers. "
-        "Promotion of an unproven package requires --force.",
+        "Promotion of an unproven package requires --force and --reason.",
     )
     golden_prompts: list[str] = Field(
         list(GOLDEN_PROMPTS),

@@ -49,7 +49,7 @@ def models_import(
     ] = "",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show number of files, size and licence of the model; download nothing."),
+        typer.Option("--dry-run", help="Show the number of files, size and licence of the model; download nothing."),
     ] = False,
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,

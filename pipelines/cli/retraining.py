@@ -78,7 +78,7 @@ MaxLossOption = Annotated[
         "--max-loss",
         min=0,
         max=0.5,
-        help="Tolerated decrease of the mean score in each comparison with the champion. Scores range from 0 to 1.",
+        help="Tolerated decrease of the mean score in each comparison with the champion or, without a champion, the base model. Scores range from 0 to 1.",
     ),
 ]
 ShadowDaysOption = Annotated[

@@ -179,6 +179,6 @@ def _render_method(result: Mapping[str, Any]) -> str:
         f"components of the {result['embeddings']} embeddings. The e-value combines the evidence of all windows. Without drift, the "
         f"probability that the e-value ever reaches {alarm.THRESHOLD:g} is at most {alarm.ALPHA:.0%}. This bound requires "
         "that prompts of the same window are no more alike than prompts of different windows. "
-        f"tuneline divides the combined statistic of each window by {result['inflation']:.2f}, the mean ratio of this "
-        "statistic in reference windows and in random windows. The factor is at least 1, and 1 without reference windows."
+        f"tuneline divides the combined statistic of each window by {result['inflation']:.2f}: the mean ratio of this "
+        "statistic in reference windows to that in random windows, or 1 if the ratio is below 1 or no reference window exists."
     )

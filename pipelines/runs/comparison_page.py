@@ -174,8 +174,8 @@ def _render_metrics(comparison: Json) -> str:
         return html_report.render_paragraph("No run has an evaluation.", "soft")
     names = [run["run"] for run in comparison["runs"]]
     note = (
-        "Each run has its candidate's value and the 95% confidence interval of candidate − base. Later runs also have the "
-        "difference from the first run's candidate, with its 95% confidence interval (paired bootstrap over equal items). "
+        "Columns of each run: the candidate's value and the 95% confidence interval of candidate − base. If the items are the "
+        "same, later runs also show the difference from the first run's candidate with its 95% interval (paired bootstrap). "
         "The intervals are not corrected for multiple comparisons."
     )
     table = html_report.render_table(*build_metric_table(comparison))

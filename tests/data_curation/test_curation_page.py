@@ -94,8 +94,8 @@ def page_text():
         "train 830 92.2%",
         "rows beyond the maximum 50.0%",
         "Tokens are counted in a sample of 4 of 900 rows, with the chat template and tokenizer of my-llama",
-        "Orange: longer than the maximum row length of 256 tokens. Training truncates these rows; the objective text splits them, "
-        "and grpo, rloo and distill limit only the prompt.",
+        "Orange: longer than the maximum row length of 256 tokens. Training truncates these rows. Exceptions: the objective "
+        "text splits them; grpo, rloo and distill leave out rows whose prompt is longer.",
         "257–512",
         "undetermined",
         "A sample of 3 of 4 kept rows. ISO 639 codes",

@@ -95,7 +95,7 @@ def _list_identity(facts: VersionFacts) -> Facts:
     return [
         ("model", f"{version.name}, version {version.version}, `{version.model_sha256}`"),
         ("registered at", version.registered_at),
-        ("previous champion, used for comparison", incumbent),
+        ("incumbent, used for comparison", incumbent),
         ("tuned from", facts.base_name),
     ]
 
