@@ -80,7 +80,7 @@ ASKED = """Consequences:
   candidates exactly and assigns the splits; its memory follows the fit above.
 - Divide a corpus that is too large for one machine by source or language, with one `data_versioning.name` per part. A row that occurs in two
   parts stays in both. Curating the corpus in several rounds does not help, because rows of earlier versions cost as much as new rows.
-- CPU time is divided among cores, because chunks of rows are independent: {cores} cores would take {hours}.
+- CPU time is divided among cores, because chunks of rows are independent: {cores} cores would take {durations}.
 - Shared disk: every row has {count} entries of {entry} bytes (bucket and row), {bands} in total for these sizes. A worker processes one band at a time, so
   {count} workers can run at once.
 """
@@ -399,12 +399,11 @@ def _asked(runs: list[dict[str, Any]]) -> str:
         if memory > 0
         else ""
     )
-    hours = " and ".join(f"{far * cpu / 60 / CORES:,.0f} minutes for {far:,} rows" for far in FAR)
+    durations = " and ".join(f"{far * cpu / 60 / CORES:,.0f} minutes for {far:,} rows" for far in FAR)
     bands = " and ".join(f"{far * BAND_COUNT * ENTRY / GIB:,.0f} GiB" for far in FAR)
     return ASKED.format(
         fits=fits or "memory does not grow with the rows",
-        hours=hours,
-        rows=" and ".join(f"{far:,} rows" for far in FAR),
+        durations=durations,
         bands=bands,
         cores=CORES,
         count=BAND_COUNT,

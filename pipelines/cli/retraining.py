@@ -55,7 +55,7 @@ MinFeedbackOption = Annotated[
         "--min-feedback",
         min=0,
         help="Start a retraining after this number of answers with feedback since the last retraining. "
-        "0: no such trigger.",
+        "0: no feedback trigger.",
     ),
 ]
 EveryDaysOption = Annotated[
@@ -78,7 +78,8 @@ MaxLossOption = Annotated[
         "--max-loss",
         min=0,
         max=0.5,
-        help="Tolerated decrease of the mean score in each comparison with the champion or, without a champion, the base model. Scores range from 0 to 1.",
+        help="Tolerated decrease of the mean score in each comparison with the champion or, without a champion, the base "
+        "model. Scores range from 0 to 1.",
     ),
 ]
 ShadowDaysOption = Annotated[

@@ -404,8 +404,8 @@ class RunSettings(StrictModel):
         None,
         ge=0,
         lt=2**31,
-        description="Seconds after which Kubernetes deletes the pods of a finished run and their logs. null, or more than "
-        "the TTL of Kubeflow's persistence agent (by default one day): that TTL.",
+        description="Seconds after which Kubernetes deletes the pods of a finished run and their logs. null: the TTL of "
+        "Kubeflow's persistence agent, by default one day.",
     )
 
 

@@ -23,7 +23,10 @@ LABEL_PREFIX = "tuneline/"  # of the labels and annotations by which the launche
 
 
 class PodSettings(StrictModel):
-    """The pods of a training run, one per node. In a Kubeflow step, empty values default to those of the step's pod (platform.yaml)."""
+    """The pods of a training run, one per node.
+
+    In a Kubeflow step, empty values default to those of the step's pod (platform.yaml).
+    """
 
     namespace: str = Field(
         "",
