@@ -6,6 +6,8 @@ Ray in three pods.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import ray
 
@@ -14,21 +16,27 @@ from tests.engines.test_training_pods import (
     CHECKPOINT_EVERY,
     QUEUES,
     URGENT_JOB,
+    Json,
     Trainings,
     kill_worker,
+    local_training,
     prepare_trainings,
 )
 
+__all__ = ["local_training"]
 pytestmark = [pytest.mark.stress, pytest.mark.cluster, pytest.mark.ray, REQUIRED]
 PODS = {"ray_version": ray.__version__, "head_cpu": "1", "head_memory": ""}  # the queue has no memory
 
 
 @pytest.fixture(scope="module")
-def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+def trainings(
+    local_training: tuple[Path, Json], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Trainings:
     """Prepare the cluster as deploy/ does, with a queue whose capacity is the head of one RayJob."""
     cluster.start_controllers("ray", "kueue")
     files = ("components/launcher-rayjob/launcher-rbac.yaml", "components/launcher-policies/rayjob-policy.yaml")
-    prepared = prepare_trainings(cluster, tmp_path_factory.mktemp("rayjob-pods"), "rayjob", files)
+    folder = tmp_path_factory.mktemp("rayjob-pods")
+    prepared = prepare_trainings(cluster, local_training, folder, "rayjob", files)
     queues = QUEUES.replace('nominalQuota: "2"', 'nominalQuota: "1"')
     cluster.kubectl("apply", "--server-side", "-f", "-", text=queues)
     return prepared

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -190,8 +191,9 @@ class Trainings:
                 return max(steps, default=0)
 
     def wait_for_step(self, name: str, step: int) -> None:
-        self.wait_until(lambda: self.find_step(name) >= step, name)
-        assert self.find_step(name) < STEPS, "the training ended before the test interrupted it"
+        manifest = self.volume / name / "model" / "manifest.json"
+        self.wait_until(lambda: self.find_step(name) >= step or manifest.exists(), name)
+        assert not manifest.exists(), "the training ended before the test interrupted it"
 
     def wait_until(self, condition: Callable[[], Any], name: str) -> None:
         deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -277,18 +279,30 @@ print((folder / "outcome.json").read_text())
 VARIABLES = {"PYTHONPATH": str(ROOT), "TUNELINE_THREADS": "1", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
 
 
-def prepare_trainings(cluster: Cluster, folder: Path, kind: str, files: Sequence[str]) -> Trainings:
-    """Prepare the data, a local training for comparison, and a namespace with the objects of these files of deploy/."""
-    volume = folder / "volume"
-    volume.mkdir()
-    small_dataset(volume / "dataset")
-    tiny_model(volume / "tiny")
-    (volume / "customization.yaml").write_text(yaml.safe_dump(CUSTOMIZATION))
-    local = {**CUSTOMIZATION, "fine_tuning": {**CUSTOMIZATION["fine_tuning"], "base_model": str(volume / "tiny")}}
+@pytest.fixture(scope="module")
+def local_training(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Json]:
+    """Train on this machine, and return the folder of the data and the answer of the command.
+
+    Fixtures request it before the cluster, for which they may have to wait.
+    """
+    folder = tmp_path_factory.mktemp("local-training")
+    data = folder / "data"
+    data.mkdir()
+    small_dataset(data / "dataset")
+    tiny_model(data / "tiny")
+    (data / "customization.yaml").write_text(yaml.safe_dump(CUSTOMIZATION))
+    local = {**CUSTOMIZATION, "fine_tuning": {**CUSTOMIZATION["fine_tuning"], "base_model": str(data / "tiny")}}
     (folder / "local.yaml").write_text(yaml.safe_dump(local))
-    variables = {"TUNELINE_THREADS": "1"}
-    command = ["finetune", volume / "dataset", "-o", "model", "-c", folder / "local.yaml"]
-    answer = answer_in_process(*command, cwd=folder, **variables)
+    command = ["finetune", data / "dataset", "-o", "model", "-c", folder / "local.yaml"]
+    return data, answer_in_process(*command, cwd=folder, TUNELINE_THREADS="1")
+
+
+def prepare_trainings(
+    cluster: Cluster, local_training: tuple[Path, Json], folder: Path, kind: str, files: Sequence[str]
+) -> Trainings:
+    """Prepare the volume, and a namespace with the objects of these files of deploy/."""
+    data, answer = local_training
+    volume = shutil.copytree(data, folder / "volume")
     subprocess.run(["chown", "-R", f"{USER}:{USER}", volume], check=True)
     make_accessible(folder)
     root = build_image_root(folder / "root", "/data", *HOST_FOLDERS.values())
@@ -320,7 +334,9 @@ def prepare_trainings(cluster: Cluster, folder: Path, kind: str, files: Sequence
 
 
 @pytest.fixture(scope="module")
-def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+def trainings(
+    local_training: tuple[Path, Json], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Trainings:
     """Prepare the cluster as deploy/ does, with queues."""
     cluster.start_controllers("jobset", "trainer", "kueue")
     files = (
@@ -328,7 +344,8 @@ def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Tra
         "components/launcher-policies/trainjob-policy.yaml",
         "components/runtime/training-runtime.yaml",
     )
-    prepared = prepare_trainings(cluster, tmp_path_factory.mktemp("training-pods"), "trainjob", files)
+    folder = tmp_path_factory.mktemp("training-pods")
+    prepared = prepare_trainings(cluster, local_training, folder, "trainjob", files)
     cluster.kubectl("apply", "--server-side", "-f", "-", text=QUEUES)
     return prepared
 
@@ -338,7 +355,6 @@ def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trai
     name = "disturbed"
     trainings.start(name, **NODES)
     trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
-    assert trainings.start_second_writer(name)["error"]["kind"] == BusyError.kind
     trainings.restart_kubelet()
 
     trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)
@@ -372,10 +388,11 @@ def kill_worker() -> None:
     workers[-1].kill()
 
 
-def test_preempted_training_is_admitted_again_and_resumes(trainings: Trainings) -> None:
+def test_preempted_training_excludes_a_second_writer_and_resumes(trainings: Trainings) -> None:
     name = "preempted"
     trainings.start(name, **NODES, queue="team-a", priority="batch")
-    trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)
+    trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
+    assert trainings.start_second_writer(name)["error"]["kind"] == BusyError.kind
     trainings.kubectl("create", "-f", "-", text=URGENT_JOB)
     answer = trainings.finish(name)
     assert answer["resumed_from"]
