@@ -207,6 +207,20 @@ class Trainings:
         """Return the names of the training's pods."""
         return self.kubectl("get", "pods", "-l", "tuneline/job", "-o", "name").split()
 
+    def list_kept_nodes(self) -> list[str]:
+        """Return the names of the training's pods, without ended pods that only Kubernetes' job controller keeps.
+
+        The controller may leave its finalizer on the pods of a Job that is deleted just after a loss of the API server.
+        """
+        pods: list[Json] = json.loads(self.kubectl("get", "pods", "-l", "tuneline/job", "-o", "json"))["items"]
+        return [
+            pod["metadata"]["name"]
+            for pod in pods
+            if pod["status"]["phase"] not in ("Succeeded", "Failed")
+            or "deletionTimestamp" not in pod["metadata"]
+            or pod["metadata"].get("finalizers") != ["batch.kubernetes.io/job-tracking"]
+        ]
+
     def find_node(self, attempt: int, index: int) -> str:
         """Return the name of a node's pod in an attempt, or "" if it does not exist."""
         pods = (pod.removeprefix("pod/") for pod in self.list_nodes())
@@ -243,7 +257,12 @@ class Trainings:
         self.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(body))
 
     def replace_step(self, name: str) -> None:
-        """Delete the step's pod; the Job creates another one, which must find the running training."""
+        """Delete the step's pod; the Job creates another one, which must find the running training.
+
+        A suspended process cannot stop its training on the signal of the kubelet, as if its node were lost.
+        """
+        for process in find_processes("finetune"):
+            process.suspend()
         self.kubectl("delete", "pods", "-l", f"step={name}", "--grace-period=0", "--force")
 
     def finish(self, name: str) -> Json:
@@ -262,7 +281,7 @@ class Trainings:
         assert [answer["sha256"] for answer in answers] == [self.local["sha256"]], log
         answer = answers[0]
         assert answer["steps"] == STEPS
-        self.wait_until(lambda: not self.list_nodes(), name)
+        self.wait_until(lambda: not self.list_kept_nodes(), name)
         assert self.kubectl("get", f"{self.kind}s", "-o", "name") == ""
         return answer
 
@@ -376,16 +395,20 @@ def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trai
     assert answer["resumed_from"]
 
 
-def kill_worker() -> None:
-    """Kill a training process in a pod; this machine may train elsewhere too."""
-    workers = []
+def find_processes(argument: str) -> list[psutil.Process]:
+    """Return the processes in pods that have this argument; this machine may train elsewhere too."""
+    found = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
-            groups = Path(f"/proc/{process.pid}/cgroup").read_text()
-            if "components.fine_tuning.worker" in process.cmdline() and "kubepods" in groups:
-                workers.append(process)
-    assert workers
-    workers[-1].kill()
+            if "kubepods" in Path(f"/proc/{process.pid}/cgroup").read_text() and argument in process.cmdline():
+                found.append(process)
+    assert found
+    return found
+
+
+def kill_worker() -> None:
+    """Kill a training process in a pod."""
+    find_processes("components.fine_tuning.worker")[-1].kill()
 
 
 def test_preempted_training_excludes_a_second_writer_and_resumes(trainings: Trainings) -> None:
