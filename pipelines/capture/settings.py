@@ -78,7 +78,7 @@ class CaptureSettings(_Settings):
     bucket: str = Field(
         "",
         pattern=f"^({S3_ADDRESS_PATTERN.pattern})?$",
-        description="Address of the captured traffic: s3://BUCKET/PREFIX.",
+        description="Address of the captured traffic: s3://BUCKET/PREFIX. Empty: only `folder` is used.",
     )
     upload_seconds: int = Field(60, ge=5, le=3600, description="Age in seconds at which the gateway uploads rows.")
     models: dict[Annotated[str, Field(min_length=1, max_length=128)], ModelCapture] = Field(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_CHARACTERS = 80  # of a row of `tuneline traffic list`
 
-CaptureFileOption = Annotated[Path, typer.Option("--capture", help="Capture file of the gateway.")]
+CaptureFileOption = Annotated[Path, typer.Option("--capture", help="Capture settings of the gateway (a YAML file).")]
 FeedbackFilesOption = Annotated[
     list[Path], typer.Option("--feedback", help="Feedback file of a gateway. Repeatable. Default: none.")
 ]

@@ -88,7 +88,12 @@ def gc(
         typer.Option("--all-runs", help="Include MLflow runs and models of other or unknown workdirs."),
     ] = False,
     pin: Annotated[
-        str, typer.Option("--pin", metavar="NAME", help="Artifact digest or run to pin. Nothing is deleted.")
+        str,
+        typer.Option(
+            "--pin",
+            metavar="NAME",
+            help="Full artifact digest, run name, or path of either, to pin. Nothing is deleted.",
+        ),
     ] = "",
     because: Annotated[
         str,

@@ -41,7 +41,7 @@ def show_routes(routes: RoutingFileOption = Path("routes.yaml"), as_json: JsonOp
 
 @routes_app.command("set")
 def set_route(
-    name: Annotated[str, typer.Argument(help="Name that clients request.")],
+    name: Annotated[str, typer.Argument(help="Model name that clients request.")],
     targets: Annotated[
         list[str],
         typer.Option(

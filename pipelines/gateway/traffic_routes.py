@@ -65,7 +65,8 @@ class Route(BaseModel):
     sticky: str = Field(
         "none",
         pattern=r"^(none|key|user|header [A-Za-z0-9-]{1,64})$",
-        description="Identity that always gets the same target: key, user or header NAME.",
+        description="Subject that always gets the same target: key, user or header NAME. none: a random target per "
+        "request.",
     )
     shadow: Shadow | None = None
     abort: AbortLimits = AbortLimits()
