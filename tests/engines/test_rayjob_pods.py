@@ -21,6 +21,7 @@ from tests.engines.test_training_pods import (
     kill_worker,
     local_training,
     prepare_trainings,
+    suspended_training,
 )
 
 __all__ = ["local_training"]
@@ -52,12 +53,13 @@ def test_disturbed_rayjob_ends_with_the_weights_of_a_local_training(trainings: T
     name = "disturbed"
     trainings.start(name, **PODS)
     trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
-    trainings.restart_kubelet()
     kill_worker()
 
     trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
-    trainings.restart_api_server()
-    trainings.replace_step(name)
+    with suspended_training():
+        trainings.restart_kubelet()
+        trainings.restart_api_server()
+        trainings.replace_step(name)
 
     # KubeRay replaces the node, for which the training waits.
     trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)

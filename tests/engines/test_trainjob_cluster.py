@@ -336,6 +336,7 @@ def test_job_of_a_lost_node_is_resumed_although_the_other_pod_fails_first(two_no
 
     def lose_node() -> None:
         jobs.wait_for_training()
+        jobs.wait_until(lambda: "is running" in str(jobs.reporter))  # the kubelet has reported both pods
         kill_second_node(two_nodes)
         (jobs.folder / "peer-lost").touch()  # the other process sees a broken connection
         lost = rf"is running: the node {SECOND_NODE} of the pod (\S+) is not ready"
