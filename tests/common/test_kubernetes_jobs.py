@@ -555,6 +555,7 @@ FAULTS = {
     "500 during watch": Fault("get", "*", 500, times=4, after=1),
     "503 during watch": Fault("get", "*", 503, times=4),
     "429 during watch": Fault("get", "*", 429, times=2, seconds=0.1),
+    "403 of a server that is starting": Fault("*", "*", 403, times=4),
     "410 Gone": Fault("*", "*", 410, times=2),
     "connections break during watch": Fault("get", "*", "drop", times=4),
     "timeouts during watch": Fault("get", "*", "silence", times=2, seconds=0.5),
