@@ -40,10 +40,7 @@ PENDING_MESSAGE = (
     "couldn't assign flavors to pod set node: insufficient unused quota for cpu in flavor any, 2 more needed"
 )
 MESSAGES = {
-    # Of a server that has just started; a real one lists a dozen of such roles.
-    403: 'trainjobs.trainer.kubeflow.org "x" is forbidden: User "system:serviceaccount:team-a:tuneline" cannot get resource '
-    '"trainjobs" in API group "trainer.kubeflow.org" in the namespace "team-a": RBAC: '
-    '[clusterrole.rbac.authorization.k8s.io "system:discovery" not found]',
+    403: 'User "system:serviceaccount:team-a:tuneline" cannot do this in the namespace "team-a"',
     410: "The provided continue parameter is too old to display a consistent list result",
     429: "the server has received too many requests and has asked us to try again later",
     500: "etcdserver: request timed out",

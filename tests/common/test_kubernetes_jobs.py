@@ -555,7 +555,7 @@ FAULTS = {
     "500 during watch": Fault("get", "*", 500, times=4, after=1),
     "503 during watch": Fault("get", "*", 503, times=4),
     "429 during watch": Fault("get", "*", 429, times=2, seconds=0.1),
-    "403 of a server that is starting": Fault("*", "*", 403, times=4),
+    "403 of a server that is starting": Fault("get", "*", 403, times=4, after=1),
     "410 Gone": Fault("*", "*", 410, times=2),
     "connections break during watch": Fault("get", "*", "drop", times=4),
     "timeouts during watch": Fault("get", "*", "silence", times=2, seconds=0.5),
@@ -645,6 +645,26 @@ def test_job_started_without_get_permission_is_found_later(cluster: JobCluster) 
     cluster.api.denied = set()
     assert cluster.run() == TRAINED_OUTCOME
     assert len(cluster.api.created) == len(cluster.api.started) == 1
+
+
+def test_job_that_may_no_longer_be_read_continues(cluster: JobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_launcher, "MAX_REFUSED_SECONDS", 0.3)
+    cluster.api.works = [succeed_after_a_while]
+    cluster.api.faults = [Fault("get", "*", 403, times=99, after=1)]
+    with pytest.raises(AccessError, match=f"no permission to get {cluster.plural}"):
+        cluster.run()
+    assert "retrying for 0 seconds" in str(cluster.reporter)
+    cluster.api.faults = []
+    assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == len(cluster.api.started) == 1
+
+
+def test_refused_list_of_pods_is_repeated(cluster: JobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_launcher, "REPEAT_REFUSED_SECONDS", 0.1)
+    cluster.api.works = [succeed_after_a_while]
+    cluster.api.faults = [Fault("list", "pods", 403, times=2, after=1)]
+    assert cluster.run() == TRAINED_OUTCOME
+    assert not cluster.api.faults[0].times, "the list was repeated"
 
 
 def test_job_runs_without_permission_for_pods_and_events(cluster: JobCluster) -> None:

@@ -1,7 +1,7 @@
 """Access to the API server of Kubernetes: connection, own namespace, error texts, and the calls of the launchers.
 
-Failures in transit or at the server (a broken connection, a timeout, 429, 5xx, a server that is starting) raise
-RetryableError, and `retry` repeats such calls.
+Failures in transit or at the server (a broken connection, a timeout, 429, 5xx) raise RetryableError, and `retry`
+repeats such calls.
 """
 
 # The preflight checks of a cluster (pipelines.kubeflow.preflight) use the same connection functions with their own
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,8 +30,6 @@ Answer = TypeVar("Answer")
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 MAX_RETRY_INTERVAL_SECONDS = 30.0
 RETRYABLE_STATUSES = (408, 410, 425, 429, 500, 502, 503, 504)  # 410: the list's resource version expired
-# Every cluster has these roles. A server that has just started misses them, and refuses all calls, until it has read them.
-UNREAD_ROLES = re.compile(r"system:(basic-user|discovery|public-info-viewer)\W+not found")
 MAX_MESSAGE_CHARACTERS = 500
 LIMITS_NAME = "tuneline-launcher-limits"  # ConfigMap of deploy/components/launcher-policies
 
@@ -300,8 +297,6 @@ def _call(verb: str, plural: str, call: Callable[[], object]) -> JsonObject | No
             raise AccessError(f"the API server does not accept the credentials: {message}", hint=hint) from None
         if error.status == 403 and "status unknown for quota" in message:  # of a quota that was just created
             raise RetryableError(f"the API server has not computed the usage of the quota yet: {message}") from None
-        if error.status == 403 and UNREAD_ROLES.search(str(error.body)):
-            raise RetryableError(f"the API server has not read its roles yet: {message}") from None
         if error.status == 403:
             raise _sort_refusal(verb, plural, message) from None
         hint = "Correct the matching key in the section launcher of platform.yaml."

@@ -10,6 +10,7 @@ folder. With a queue, Kueue may suspend a job and resume it later: the new pods 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ WORKLOAD_KINDS = tuple(
 WORKLOADS = "workloads"
 QUEUE_TIMEOUT_SECONDS = 10.0  # for Kueue to create the Workload of a job
 DELETE_TIMEOUT_SECONDS = 60.0  # for deleting an ended job
+# An API server that has just started refuses calls for seconds, until it has read all roles and their bindings.
+MAX_REFUSED_SECONDS, REPEAT_REFUSED_SECONDS = 60.0, 10.0
 
 
 class Attempts(TypedDict):
@@ -191,7 +194,10 @@ class KubernetesJob:
     _unresponsive_since: float | None = None
     _deleted_since: float | None = None
     _unqueued_since: float | None = None
-    _unreadable: set[str] = field(default_factory=set)  # resources that the service account may not read
+    _refused_since: float | None = None
+    _unreadable: dict[str, float] = field(
+        default_factory=dict
+    )  # resources and when the API server refused to list them
     _uid: str = ""
     _pods: set[str] = field(default_factory=set)  # names of the pods that exist or existed
     _disruption: str = ""  # the first removal of a pod by the cluster or a user
@@ -199,15 +205,21 @@ class KubernetesJob:
     _has_failed_pod: bool = False  # a pod failed by itself, before any was removed
 
     def poll(self) -> JobStatus:
-        """Return the current status; while the API server does not answer, the last known status.
+        """Return the current status; while the API server does not answer or refuses the call, the last known status.
 
         Raises:
             UnresponsiveError: the API server did not answer for the retry timeout of the settings.
+            AccessError: the service account has no right to read the job, or no longer for MAX_REFUSED_SECONDS.
         """
         try:
             job = self.launcher.client.get(self.launcher.kind, self.name)
             self._status = self._read_status(job)
-            self._unresponsive_since = None
+            self._unresponsive_since = self._refused_since = None
+        except AccessError as error:
+            self._refused_since = self._refused_since or time.monotonic()
+            if not self._uid or time.monotonic() - self._refused_since >= MAX_REFUSED_SECONDS:
+                raise
+            return JobStatus(self._status.state, f"{error.message}; retrying for {MAX_REFUSED_SECONDS:.0f} seconds")
         except RetryableError as error:
             now, timeout_seconds = time.monotonic(), self.launcher.settings.patience_seconds
             self._unresponsive_since = self._unresponsive_since or now
@@ -363,16 +375,18 @@ class KubernetesJob:
         return f"{newest.get('reason', '')}: {newest.get('message', '')}" if is_warning else ""
 
     def _read_if_possible(self, resource: str, read: Callable[[], list[JsonObject]]) -> list[JsonObject] | None:
-        """Return the result of `read`, or None; do not repeat a forbidden read. The job's own status never needs it."""
-        if resource in self._unreadable:
+        """Return the result of `read`, or None; rarely repeat a refused read. The job's own status never needs it."""
+        if time.monotonic() < self._unreadable.get(resource, -math.inf) + REPEAT_REFUSED_SECONDS:
             return None
         try:
-            return read()
+            result = read()
         except RetryableError:
             return None
         except TunelineError:
-            self._unreadable.add(resource)
+            self._unreadable[resource] = time.monotonic()
             return None
+        self._unreadable.pop(resource, None)
+        return result
 
 
 def connect_launcher(settings: LauncherSettings) -> KubernetesLauncher:
