@@ -411,9 +411,11 @@ def suspended_training() -> Iterator[None]:
     workers = find_processes("components.fine_tuning.worker")
     for worker in workers:
         worker.suspend()
-    yield
-    for worker in workers:
-        worker.resume()
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.resume()
 
 
 def kill_worker() -> None:

@@ -195,9 +195,7 @@ class KubernetesJob:
     _deleted_since: float | None = None
     _unqueued_since: float | None = None
     _refused_since: float | None = None
-    _unreadable: dict[str, float] = field(
-        default_factory=dict
-    )  # resources and when the API server refused to list them
+    _unreadable: dict[str, float] = field(default_factory=dict)  # when the API server refused to list a resource
     _uid: str = ""
     _pods: set[str] = field(default_factory=set)  # names of the pods that exist or existed
     _disruption: str = ""  # the first removal of a pod by the cluster or a user
