@@ -34,6 +34,7 @@ from tests.triton_packaging.triton_clients import (
     generate_with_transformers,
     infer_grpc,
     open_stream,
+    read_answer,
     read_counts,
     stream_grpc,
 )
@@ -231,14 +232,16 @@ def test_stopping_server_finishes_answers_and_refuses_requests(
     Long: starts its own server, which it stops.
     """
     write_repository(base_model, tmp_path, unproven_config, "float32")
-    slow = {**SLOW_REQUEST, "max_tokens": 200}
-    with running_server(tmp_path, log=tmp_path / "log") as server, ThreadPoolExecutor() as pool:
-        expected = infer_grpc(server, "tuneline", **slow)["text_output"]
-        whole, streamed = (
-            pool.submit(infer_grpc, server, "tuneline", **slow),
-            pool.submit(stream_grpc, server, "tuneline_stream", **slow),
-        )
-        time.sleep(0.3)
+    complete = ResponseQueue()
+    with running_server(tmp_path, log=tmp_path / "log") as server, ExitStack() as stack:
+        expected = infer_grpc(server, "tuneline", **SLOW_REQUEST)["text_output"]
+        client = stack.enter_context(grpc.InferenceServerClient(server.grpc_url))
+        client.async_infer("tuneline", build_tensors(SLOW_REQUEST), lambda result, error: complete.put((result, error)))
+        _, streamed = stack.enter_context(open_stream(server, "tuneline_stream", **SLOW_REQUEST))
+        deadline = time.monotonic() + 60
+        while streamed.qsize() < 5:  # the server has then accepted both requests: it refuses those after the signal
+            assert time.monotonic() < deadline, "the streamed answer did not begin"
+            time.sleep(0.001)
         server.process.terminate()
         errors = []
         for request, model in ((infer_grpc, "tuneline"), (stream_grpc, "tuneline_stream")):
@@ -251,8 +254,10 @@ def test_stopping_server_finishes_answers_and_refuses_requests(
                         continue
                     errors.append((error.status(), error.message()))
                     break
-        assert whole.result()["text_output"] == expected
-        assert streamed.result().text == expected
+        result, error = complete.get(timeout=120)
+        assert error is None, error
+        assert result.as_numpy("text_output")[0].decode() == expected
+        assert read_answer(streamed).text == expected
     assert errors == [
         ("StatusCode.NOT_FOUND", "Request for unknown model: 'tuneline' has no available versions"),
         (None, "Request for unknown model: 'tuneline_stream' has no available versions"),

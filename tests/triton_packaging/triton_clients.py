@@ -93,21 +93,26 @@ def cancel_answer(client: Any, model: str, request_id: str) -> None:
     client.stop_stream()
 
 
+def read_answer(responses: ResponseQueue) -> StreamedAnswer:
+    """Return the answer whose responses arrive in a queue, or raise the error of a response."""
+    pieces, logprobs = [], []
+    while True:
+        result, error = responses.get(timeout=120)
+        if error is not None:
+            raise error
+        pieces.append(result.as_numpy("text_output")[0].decode())
+        counts = read_counts(result)
+        logprobs.extend(counts["logprobs"] or [])
+        if counts["finish_reason"]:
+            return StreamedAnswer(
+                pieces, **{**counts, "logprobs": logprobs if counts["logprobs"] is not None else None}
+            )
+
+
 def stream_grpc(server: ServerAddress, model: str, **fields: Any) -> StreamedAnswer:
     """Return a streamed answer over gRPC, or raise the error of a response."""
-    pieces, logprobs = [], []
     with open_stream(server, model, **fields) as (_, responses):
-        while True:
-            result, error = responses.get(timeout=120)
-            if error is not None:
-                raise error
-            pieces.append(result.as_numpy("text_output")[0].decode())
-            counts = read_counts(result)
-            logprobs.extend(counts["logprobs"] or [])
-            if counts["finish_reason"]:
-                return StreamedAnswer(
-                    pieces, **{**counts, "logprobs": logprobs if counts["logprobs"] is not None else None}
-                )
+        return read_answer(responses)
 
 
 def get_metrics(server: Server) -> str:
