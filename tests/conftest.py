@@ -35,7 +35,7 @@ START_FIRST = (
     "docs/test_commands.py",
     "engines/test_s3_store.py",
     "pipelines/test_pipeline.py",
-    "engines/test_pipeline_pods.py",
+    "engines/test_trainjob_cluster.py",  # of the files with a cluster, the one that leaves the processors to others
     "engines/test_slurm.py",
     "pipelines/test_dry_run.py",
     "pipelines/test_report.py",
