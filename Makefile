@@ -66,12 +66,12 @@ quality: $(VENV)/.ready ## Print the code metrics with their targets
 	@$(BIN)/python -m tests.quality $(ARGS)
 
 # The files of the targets below; `stress` runs the other tests of its tier.
-STRESS_ELSEWHERE := stress/test_training_kills.py $(patsubst %,fine_tuning/test_%.py,distributed resume sweep trainjob) pipelines/test_deployment.py pipelines/synthesis examples $(patsubst %,engines/test_%.py,ray_launcher rayjob_pods slurm training_pods zero3)
+STRESS_ELSEWHERE := stress/test_training_kills.py $(patsubst %,fine_tuning/test_%.py,distributed resume sweep trainjob) pipelines/test_deployment.py pipelines/synthesis examples $(patsubst %,engines/test_%.py,ray_launcher slurm training_pods zero3)
 stress: $(VENV)/.engines ## Kill and interrupt whole runs in each stage and at 30 random moments; restore a workdir and a server; resume a run and the demo after their budgets stopped them; test compiled stages, the commands of all pages and the examples (3 hours)
 	@$(BIN)/python -m pytest -s -m "stress and not nfs and not cluster" tests $(addprefix --ignore=tests/,$(STRESS_ELSEWHERE)) $(ARGS)
 
 stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob and RayJob, a stopped sweep; train the embedded model in a batch job (45 minutes)
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_slurm.py tests/engines/test_training_pods.py tests/engines/test_rayjob_pods.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_slurm.py tests/engines/test_training_pods.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
 
 stress-training: $(VENV)/.engines ## Kill training runs of six recipes at 20 random moments each, and interrupt those of other recipes (20 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py tests/fine_tuning/test_distributed.py tests/fine_tuning/test_resume.py tests/engines/test_zero3.py $(ARGS)

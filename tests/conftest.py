@@ -65,7 +65,7 @@ START_FIRST = (
 SHARED_FIXTURES = {
     "tests/pipelines/test_pipeline.py": "run", "tests/pipelines/test_dry_run.py": "run", "tests/pipelines/test_report.py": "run",
     "tests/pipelines/test_pods.py": "run", "tests/engines/test_verification_pod.py": "run", "tests/engines/test_trainjob_cluster.py": "run",
-    "tests/engines/test_pipeline_pods.py": "run", "tests/engines/test_training_pods.py": "run", "tests/engines/test_rayjob_pods.py": "run",
+    "tests/engines/test_pipeline_pods.py": "run", "tests/engines/test_training_pods.py": "run",
     "tests/engines/test_installation.py": "run",
     "tests/pipelines/explanation/test_explained_version.py": "run", "tests/pipelines/chat/test_chat_serving.py": "run",
     "tests/triton_packaging/test_server.py": "package", "tests/triton_packaging/test_streaming.py": "package",

@@ -1,8 +1,9 @@
-"""A training in pods: the step creates a TrainJob of two nodes, and real trainings end with the weights of a local training.
+"""A training in pods: the step creates a TrainJob of two nodes, or a RayJob of a head and two nodes for KubeRay, and real
+trainings end with the weights of a local training.
 
 The step's pod has the service account, rights and limits of deploy/, in a namespace that enforces the restricted Pod Security
 level. Its image holds folders alone: Python, its packages and this checkout are read-only volumes of the host's folders, so that
-no image of a gigabyte has to be built. In the `stress` tier because a cluster starts and two trainings of two processes run for minutes.
+no image of a gigabyte has to be built. In the `stress` tier because a cluster starts and three trainings run for minutes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,16 @@ CUSTOMIZATION = {
         "adaptation": "full",
     },
 }
-NODES = {"runtime": "tuneline", "cpu": "900m"}
+PODS = {
+    "trainjob": {"runtime": "tuneline", "cpu": "900m"},
+    "rayjob": {"ray_version": version("ray"), "head_cpu": "1", "head_memory": ""},  # the queue has no memory
+}
+DEPLOYED_FILES = (
+    "base/team/accounts.yaml",
+    *(f"components/launcher-{kind}/launcher-rbac.yaml" for kind in PODS),
+    *(f"components/launcher-policies/{kind}-policy.yaml" for kind in PODS),
+    "components/runtime/training-runtime.yaml",
+)
 QUEUES = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
@@ -95,7 +106,7 @@ URGENT_JOB = f"""
 apiVersion: batch/v1
 kind: Job
 metadata:
-  name: urgent
+  generateName: urgent-
   labels: {{kueue.x-k8s.io/queue-name: team-a, kueue.x-k8s.io/priority-class: urgent}}
 spec:
   suspend: true
@@ -107,7 +118,7 @@ spec:
         - name: urgent
           image: tuneline.test/busybox:1
           command: [sleep, "5"]
-          resources: {{requests: {{cpu: "1"}}}}
+          resources: {{requests: {{cpu: 1500m}}}}
           securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
 """
 
@@ -119,15 +130,14 @@ class Trainings:
     cluster: Cluster
     volume: Path
     local: Json
-    kind: str = "trainjob"
 
     def kubectl(self, *arguments: str, text: str = "") -> str:
         return self.cluster.kubectl("-n", NAMESPACE, *arguments, text=text)
 
-    def start(self, name: str, **pods: Any) -> None:
+    def start(self, name: str, kind: str = "trainjob", **pods: Any) -> None:
         """Create the Job of a step; `pods` are further settings of the training's pods."""
         launcher = {
-            "kind": self.kind,
+            "kind": kind,
             "nodes": 2,
             "threads": 1,
             "python": sys.executable,
@@ -135,7 +145,7 @@ class Trainings:
             "patience_seconds": 120.0,
             "resumes": 3,
             "environment": VARIABLES,
-            self.kind: {
+            kind: {
                 "image": IMAGE,
                 "claim": "data",
                 "mount": "/data",
@@ -144,6 +154,7 @@ class Trainings:
                 "run_as_user": USER,
                 "run_as_group": USER,
                 "save_seconds": 30,
+                **PODS[kind],
                 **pods,
             },
         }
@@ -192,16 +203,17 @@ class Trainings:
 
     def wait_for_step(self, name: str, step: int) -> None:
         manifest = self.volume / name / "model" / "manifest.json"
-        self.wait_until(lambda: self.find_step(name) >= step or manifest.exists(), name)
+        self.wait_until(lambda: self.find_step(name) >= step or manifest.exists(), name, interval=0.1)
         assert not manifest.exists(), "the training ended before the test interrupted it"
 
-    def wait_until(self, condition: Callable[[], Any], name: str) -> None:
+    def wait_until(self, condition: Callable[[], Any], name: str, interval: float = 1.0) -> None:
+        """Wait for a condition; in a shorter interval, calls of kubectl would slow down the training."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert time.monotonic() < deadline, (
                 f"condition not met in time\n{self.read_log(name)}\n{self.read_events()}"
             )
-            time.sleep(0.1)
+            time.sleep(interval)
 
     def list_nodes(self) -> list[str]:
         """Return the names of the training's pods."""
@@ -225,6 +237,11 @@ class Trainings:
         """Return the name of a node's pod in an attempt, or "" if it does not exist."""
         pods = (pod.removeprefix("pod/") for pod in self.list_nodes())
         return next((pod for pod in pods if f"-{attempt}-node-0-{index}-" in pod), "")
+
+    def find_pod(self, part: str) -> str:
+        """Return the name of a pod of the head or of a node of a RayJob."""
+        names = self.kubectl("get", "pods", "-l", f"tuneline/part={part}", "-o", "name").split()
+        return names[0].removeprefix("pod/")
 
     def read_log(self, name: str) -> str:
         return self.kubectl("logs", "-l", f"step={name}", "--tail=40", "--prefix=false")
@@ -282,7 +299,7 @@ class Trainings:
         answer = answers[0]
         assert answer["steps"] == STEPS
         self.wait_until(lambda: not self.list_kept_nodes(), name)
-        assert self.kubectl("get", f"{self.kind}s", "-o", "name") == ""
+        assert self.kubectl("get", "trainjobs,rayjobs", "-o", "name") == ""
         return answer
 
 
@@ -302,7 +319,7 @@ VARIABLES = {"PYTHONPATH": str(ROOT), "TUNELINE_THREADS": "1", "OMP_NUM_THREADS"
 def local_training(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Json]:
     """Train on this machine, and return the folder of the data and the answer of the command.
 
-    Fixtures request it before the cluster, for which they may have to wait.
+    `trainings` requests it before the cluster, for which it may have to wait.
     """
     folder = tmp_path_factory.mktemp("local-training")
     data = folder / "data"
@@ -316,11 +333,14 @@ def local_training(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Json
     return data, answer_in_process(*command, cwd=folder, TUNELINE_THREADS="1")
 
 
-def prepare_trainings(
-    cluster: Cluster, local_training: tuple[Path, Json], folder: Path, kind: str, files: Sequence[str]
+@pytest.fixture(scope="module")
+def trainings(
+    local_training: tuple[Path, Json], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Trainings:
-    """Prepare the volume, and a namespace with the objects of these files of deploy/."""
+    """Prepare the volume, a namespace with the objects of deploy/, and queues."""
+    cluster.start_controllers("jobset", "trainer", "ray", "kueue")
     data, answer = local_training
+    folder = tmp_path_factory.mktemp("training-pods")
     volume = shutil.copytree(data, folder / "volume")
     subprocess.run(["chown", "-R", f"{USER}:{USER}", volume], check=True)
     make_accessible(folder)
@@ -345,53 +365,12 @@ def prepare_trainings(
         *(part for name, path in HOST_FOLDERS.items() for part in build_volume(name, path, "ReadOnlyMany")),
     ]
     texts = [json.dumps(value) for value in objects]
-    texts += [(DEPLOY / file).read_text(encoding="utf-8") for file in ("base/team/accounts.yaml", *files)]
+    texts += [(DEPLOY / file).read_text(encoding="utf-8") for file in DEPLOYED_FILES]
     cluster.kubectl(
         "-n", NAMESPACE, "apply", "--server-side", "--validate=strict", "-f", "-", text="\n---\n".join(texts)
     )
-    return Trainings(cluster, volume, answer, kind)
-
-
-@pytest.fixture(scope="module")
-def trainings(
-    local_training: tuple[Path, Json], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Trainings:
-    """Prepare the cluster as deploy/ does, with queues."""
-    cluster.start_controllers("jobset", "trainer", "kueue")
-    files = (
-        "components/launcher-trainjob/launcher-rbac.yaml",
-        "components/launcher-policies/trainjob-policy.yaml",
-        "components/runtime/training-runtime.yaml",
-    )
-    folder = tmp_path_factory.mktemp("training-pods")
-    prepared = prepare_trainings(cluster, local_training, folder, "trainjob", files)
     cluster.kubectl("apply", "--server-side", "-f", "-", text=QUEUES)
-    return prepared
-
-
-def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trainings) -> None:
-    """The two nodes meet through the names that JobSet publishes; the step uses the token and the rights of its account."""
-    name = "disturbed"
-    trainings.start(name, **NODES)
-    trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
-    with suspended_training():
-        trainings.restart_kubelet()
-        trainings.restart_api_server()
-        trainings.replace_step(name)
-
-    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
-    trainings.evict(trainings.find_node(1, 1))
-    trainings.wait_until(lambda: trainings.find_node(2, 1), name)
-
-    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
-    trainings.kubectl("delete", "pod", trainings.find_node(2, 0), "--wait=false")
-    trainings.wait_until(lambda: trainings.find_node(3, 0), name)
-
-    # Nobody but the launcher's own watch knows why this process ended: the step fails, and its next pod resumes.
-    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
-    kill_worker()
-    answer = trainings.finish(name)
-    assert answer["resumed_from"]
+    return Trainings(cluster, volume, answer)
 
 
 def find_processes(argument: str) -> list[psutil.Process]:
@@ -423,13 +402,70 @@ def kill_worker() -> None:
     find_processes("components.fine_tuning.worker")[-1].kill()
 
 
-def test_preempted_training_excludes_a_second_writer_and_resumes(trainings: Trainings) -> None:
-    name = "preempted"
-    trainings.start(name, **NODES, queue="team-a", priority="batch")
+def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trainings) -> None:
+    """The two nodes meet through the names that JobSet publishes; the step uses the token and the rights of its account."""
+    name = "disturbed"
+    trainings.start(name)
     trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
-    assert trainings.start_second_writer(name)["error"]["kind"] == BusyError.kind
-    trainings.kubectl("create", "-f", "-", text=URGENT_JOB)
+    with suspended_training():
+        trainings.restart_kubelet()
+        trainings.restart_api_server()
+        trainings.replace_step(name)
+
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    trainings.evict(trainings.find_node(1, 1))
+    trainings.wait_until(lambda: trainings.find_node(2, 1), name)
+
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    trainings.kubectl("delete", "pod", trainings.find_node(2, 0), "--wait=false")
+    trainings.wait_until(lambda: trainings.find_node(3, 0), name)
+
+    # Nobody but the launcher's own watch knows why this process ended: the step fails, and its next pod resumes.
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    kill_worker()
     answer = trainings.finish(name)
     assert answer["resumed_from"]
-    urgent = json.loads(trainings.kubectl("get", "job", "urgent", "-o", "json"))
-    assert urgent["status"]["succeeded"] == 1
+
+
+def test_preempted_training_excludes_a_second_writer_and_resumes(trainings: Trainings) -> None:
+    name = "preempted"
+    trainings.start(name, queue="team-a", priority="batch")
+    trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
+    assert trainings.start_second_writer(name)["error"]["kind"] == BusyError.kind
+    urgent = trainings.kubectl("create", "-f", "-", "-o", "name", text=URGENT_JOB).strip()
+    answer = trainings.finish(name)
+    assert answer["resumed_from"]
+    assert json.loads(trainings.kubectl("get", urgent, "-o", "json"))["status"]["succeeded"] == 1
+
+
+@pytest.mark.ray
+def test_disturbed_and_preempted_rayjob_ends_with_the_weights_of_a_local_training(trainings: Trainings) -> None:
+    """One training, because each start of Ray takes most of a minute."""
+    name = "disturbed-rayjob"
+    trainings.start(name, "rayjob", queue="team-a", priority="batch")
+    trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
+    kill_worker()
+
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    with suspended_training():
+        trainings.restart_kubelet()
+        trainings.restart_api_server()
+        trainings.replace_step(name)
+
+    # KubeRay replaces the node, for which the training waits.
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    node = trainings.find_pod("node")
+    trainings.evict(node)
+    trainings.wait_until(lambda: f"pod/{node}" not in trainings.list_nodes(), name)
+
+    # Kueue suspends the job until the urgent one has ended; KubeRay then starts new pods.
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    head = trainings.find_pod("head")
+    trainings.kubectl("create", "-f", "-", text=URGENT_JOB)
+    trainings.wait_until(lambda: f"pod/{head}" not in trainings.list_nodes(), name)
+
+    # Without persistent storage, Ray has lost the job: the step submits it again.
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    trainings.kubectl("delete", "pod", trainings.find_pod("head"), "--grace-period=0", "--force")
+    answer = trainings.finish(name)
+    assert answer["resumed_from"]

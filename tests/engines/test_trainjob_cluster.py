@@ -104,7 +104,7 @@ class Jobs:
         deadline = time.monotonic() + 180
         while not condition():
             assert time.monotonic() < deadline, f"condition not met in time; notes: {self.reporter}"
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def wait_for_training(self) -> None:
         self.wait_until(lambda: len(list((self.folder / "pods").glob("*.start"))) == 2)
